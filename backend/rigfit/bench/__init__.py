@@ -1,0 +1,1 @@
+"""Published measurements; each prints the ratio to its peer."""

@@ -1,0 +1,1 @@
+"""Blender as a child process."""

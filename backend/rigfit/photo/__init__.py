@@ -1,0 +1,1 @@
+"""From a file to an aligned face with landmarks."""
