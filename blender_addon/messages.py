@@ -9,6 +9,16 @@ MESSAGES: dict[str, str] = {
     "file_missing": "There is no file {path}: check the name.",
     "file_unreadable": "{path} cannot be opened as a .blend file ({reason}): save it again from Blender.",
     "file_unwritable": "{path} cannot be written ({reason}): choose another folder.",
+    "file_newer": "{path} was saved by a newer Blender ({saved}) than this one ({running}), which cannot read all of it: "
+    "open it with that Blender.",
+    "bad_request": "The request {method} cannot be served: {reason}.",
+    "bad_camera": "The camera cannot be used: {reason}.",
+    "bad_light": "The light cannot be used: {reason}.",
+    "bad_sampling": "The samples cannot be drawn: {reason}.",
+    "nothing_to_render": "Nothing would be seen in the render: show the head mesh in the viewport and in renders.",
+    "no_denoiser": "This Blender was built without a denoiser: render without one, or use Blender from blender.org.",
+    "no_cycles": "This Blender was built without Cycles: use Blender from blender.org.",
+    "render_failed": "Blender could not render ({reason}): try fewer pixels or samples.",
 }
 
 
