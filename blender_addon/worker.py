@@ -291,11 +291,11 @@ def rig_read(spec: str, objects: list[str] | None = None) -> dict:
     return found if set(found) == {"values"} else {"values": found}
 
 
-def studio_sample(spec: str, seed: int, start: int, count: int, out: str) -> dict:
+def studio_sample(spec: str, seed: int, start: int, count: int, out: str, **size: int) -> dict:
     """Samples start … start+count−1 of a seed for a rig spec; see `studio.sampling.write_samples`."""
     from .studio.sampling import write_samples
 
-    return write_samples(spec, seed=seed, start=start, count=count, out=out)
+    return write_samples(spec, seed=seed, start=start, count=count, out=out, **size)
 
 
 def studio_render(camera: dict, out: str, **options: Any) -> dict:
@@ -390,7 +390,8 @@ def _load_package() -> Any:
     spec = importlib.util.spec_from_file_location(
         PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = module
     spec.loader.exec_module(module)

@@ -23,7 +23,6 @@ SENSOR_WIDTH_MM = 36.0
 # Blender's lower limit for a lens.
 SHORTEST_LENS_MM = 1.0
 LARGEST_SIDE_PX = 16384
-DEFAULT_BACKGROUND = (0.5, 0.5, 0.5)
 
 # Lights stand this many subject sizes away from its centre: far enough for even light, near enough for soft shadows.
 LIGHT_DISTANCE = 4.0
@@ -93,13 +92,15 @@ def studio_scene(
     """A temporary scene with the rig, seen through `camera`; removed at the end, whatever happens inside.
 
     camera: camera JSON, metres in the rig frame. light: see `sampling.DEFAULT_LIGHT`; parts left out take its values.
-    background: (3,) sRGB, 0…1, exactly what the picture shows behind the rig.
+    background: (3,) sRGB, 0…1, exactly what the picture shows behind the rig; overrides the light's.
     objects: names of what to show (default: everything that the open scene would render). hide: names to leave out.
     RigError bad_camera, bad_light, nothing_to_render.
     """
     view = read_camera(camera)
-    lamp = check_light({**DEFAULT_LIGHT, **(light or {})})
-    colour = _read_background(background)
+    given = dict(light or {})
+    if background is not None:
+        given["background"] = background
+    lamp = check_light({**DEFAULT_LIGHT, **given})
     artist = bpy.context.scene
     shown = _shown_objects(artist, objects, hide)
     with contextlib.ExitStack() as undo:
@@ -115,7 +116,7 @@ def studio_scene(
         _aim(camera_object, view, per_unit)
         scene.render.resolution_x, scene.render.resolution_y = view.width, view.height
         scene.render.resolution_percentage = 100
-        scene.world = _world(undo, colour, lamp["world"])
+        scene.world = _world(undo, _to_linear(lamp["background"]), lamp["world"])
         corners = _bounds(scene, shown)
         _set_clipping(camera_object, corners)
         centre, size = _subject(lamp, view, corners, per_unit)
@@ -296,16 +297,9 @@ def _direction(towards_camera: Vector, azimuth_deg: float, elevation_deg: float)
     )
 
 
-def _read_background(background: Iterable[float] | None) -> tuple[float, ...]:
-    """(3,) linear colour of an sRGB background."""
-    try:
-        values = [float(value) for value in (DEFAULT_BACKGROUND if background is None else background)]
-    except (TypeError, ValueError):
-        values = []
-    if len(values) != 3 or not all(0.0 <= value <= 1.0 for value in values):
-        raise RigError("bad_light", reason="background must be three numbers from 0 to 1")
-    # IEC 61966-2-1, the sRGB transfer curve.
-    return tuple(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+def _to_linear(colour: Iterable[float]) -> tuple[float, ...]:
+    """(3,) linear colour of an sRGB one; IEC 61966-2-1, the sRGB transfer curve."""
+    return tuple(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in colour)
 
 
 def _world(undo: contextlib.ExitStack, colour: tuple[float, ...], level: float) -> bpy.types.World:

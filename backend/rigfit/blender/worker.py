@@ -95,7 +95,7 @@ class BlenderWorker:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the child and wait for its hello. UserError (no_blender, blender_cannot_start, …) if it does not come."""
+        """Start the child and wait for its hello. UserError (blender_cannot_start, …) if it does not come."""
         if self._process is not None:
             return
         if self._command is None and self._blender is None:
@@ -207,7 +207,8 @@ class BlenderWorker:
         self._next_id += 1
         line = json.dumps({"id": request_id, "method": method, "params": params}).encode("ascii") + b"\n"
         process = self._process
-        assert process is not None and process.stdin is not None
+        assert process is not None
+        assert process.stdin is not None
         try:
             process.stdin.write(line)
             process.stdin.flush()
@@ -293,7 +294,7 @@ class BlenderWorker:
             return UserError(library, kind="blender_cannot_start")
         if "numpy" in text and "No module named" in text:
             return UserError(
-                "This Blender has no numpy: install it for Blender's Python (Debian: `sudo apt install python3-numpy`).",
+                "This Blender has no numpy: install it for Blender's Python (Debian: `apt install python3-numpy`).",
                 kind="blender_cannot_start",
             )
         self._keep_log = True
