@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a landmark detector answers when it looks at this rig: bias, response and noise.
+
+A detector is not a pin on the skin. On a given rig it is off by a constant amount per landmark (the embedding is not
+perfect), by an amount that depends on the pose, by an amount that depends on the face (it pulls every face towards
+its own mean), and by noise that neighbouring landmarks share. For a face with parameters p seen under yaw and pitch,
+
+    detected = projected(p) + s · Roll · ( Σ_b basis_b(yaw, pitch) · bias_b + Σ_j q_j · response_j + ε )
+    q = (p − mean) / sd,     ε ~ N(0, U Uᵀ + diag(d))
+
+where s is pixels per face unit at the depth of the face, so that everything in the brackets is in face units
+(distance between the outer eye corners) in the roll-free image frame. `rigfit.fitting.calibrate` learns the numbers
+from renders of the rig; `DetectorModel.uncalibrated` is what we assume before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rigfit.errors import UserError
+from rigfit.photo import mesh478
+
+# Share of the assumed variance that neighbouring landmarks have in common, and how far it reaches (face units).
+SHARED_VARIANCE = 0.6
+SHARED_REACH = 0.35
+SHARED_RANK = 24
+
+
+def pose_basis(yaw: float, pitch: float) -> NDArray[np.float64]:
+    """(7,) functions of the head angles (radians) that carry the pose-dependent bias."""
+    return np.array([1.0, yaw, pitch, yaw * yaw, pitch * pitch, yaw * pitch, yaw**3])
+
+
+@dataclass(frozen=True)
+class DetectorModel:
+    """See the module docstring. L = 478 landmarks, P parameters in spec order, B = 7 pose functions, K noise factors.
+
+    bias: (B, L, 2). response: (P, L, 2). mean, sd: (P,) of the parameters it was trained on (sd > 0).
+    noise_factor: (2L, K). noise_diagonal: (2L,) variances. All in face units. samples: how many renders it saw.
+    """
+
+    bias: NDArray[np.float64]
+    response: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    sd: NDArray[np.float64]
+    noise_factor: NDArray[np.float64]
+    noise_diagonal: NDArray[np.float64]
+    samples: int
+
+    @property
+    def calibrated(self) -> bool:
+        return self.samples > 0
+
+    @staticmethod
+    def uncalibrated(
+        landmarks: NDArray[np.floating], defaults: NDArray[np.floating], sd: NDArray[np.floating], noise: float
+    ) -> DetectorModel:
+        """No bias, no response, and noise of `noise` face units per landmark, partly shared between neighbours.
+
+        landmarks: (L,3) neutral landmarks in the face frame (NaN where not embedded). defaults, sd: (P,) prior.
+        The shared part is a Gaussian process over the face: hundreds of landmarks are not hundreds of independent
+        measurements, and a solver that believes so trusts a blunt detector too much.
+        """
+        points = np.nan_to_num(np.asarray(landmarks, np.float64))
+        count = len(points)
+        spread = np.full(count, noise)
+        # The outline is the least certain part of every detector; it slides along the cheek.
+        spread[list(mesh478.FACE_OVAL)] *= 1.6
+        distance = np.linalg.norm(points[:, None] - points[None], axis=2)
+        kernel = np.exp(-0.5 * (distance / SHARED_REACH) ** 2) * np.outer(spread, spread) * SHARED_VARIANCE
+        values, vectors = np.linalg.eigh(kernel)
+        one = vectors[:, -SHARED_RANK:] * np.sqrt(np.maximum(values[-SHARED_RANK:], 0))
+        factor = np.zeros((count, 2, 2 * SHARED_RANK))
+        factor[:, 0, :SHARED_RANK] = one
+        factor[:, 1, SHARED_RANK:] = one
+        diagonal = np.repeat(spread**2, 2) - np.sum(factor.reshape(2 * count, -1) ** 2, axis=1)
+        parameters = len(defaults)
+        return DetectorModel(
+            bias=np.zeros((len(pose_basis(0, 0)), count, 2)),
+            response=np.zeros((parameters, count, 2)),
+            mean=np.asarray(defaults, np.float64),
+            sd=np.asarray(sd, np.float64),
+            noise_factor=factor.reshape(2 * count, -1),
+            noise_diagonal=diagonal,
+            samples=0,
+        )
+
+    def offset(self, yaw: float, pitch: float, values: NDArray[np.floating]) -> NDArray[np.float64]:
+        """(L,2) expected detected − projected, face units, roll-free image frame. values: (P,)."""
+        q = (np.asarray(values) - self.mean) / self.sd
+        return np.tensordot(pose_basis(yaw, pitch), self.bias, 1) + np.tensordot(q, self.response, 1)
+
+    def to_arrays(self) -> dict[str, NDArray]:
+        """Arrays for the rig spec (names without the `detector_` prefix)."""
+        return {
+            "bias": self.bias.astype(np.float32),
+            "response": self.response.astype(np.float32),
+            "mean": self.mean.astype(np.float32),
+            "sd": self.sd.astype(np.float32),
+            "noise_factor": self.noise_factor.astype(np.float32),
+            "noise_diagonal": self.noise_diagonal.astype(np.float32),
+            "samples": np.array(self.samples, np.int32),
+        }
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, NDArray], parameters: int) -> DetectorModel:
+        try:
+            model = DetectorModel(
+                **{
+                    name: np.asarray(arrays[name], np.float64)
+                    for name in ("bias", "response", "mean", "sd", "noise_factor", "noise_diagonal")
+                },
+                samples=int(arrays["samples"]),
+            )
+        except KeyError as missing:
+            raise UserError(
+                f"The detector model in the rig spec lacks {missing}: run `rigfit rig calibrate` again.", kind="bad_spec"
+            ) from None
+        landmarks = model.bias.shape[1]
+        shapes_agree = (
+            model.bias.shape == (len(pose_basis(0, 0)), landmarks, 2)
+            and model.response.shape == (parameters, landmarks, 2)
+            and model.mean.shape == model.sd.shape == (parameters,)
+            and model.noise_factor.shape[0] == len(model.noise_diagonal) == 2 * landmarks
+        )
+        finite = all(np.isfinite(v).all() for v in vars(model).values() if isinstance(v, np.ndarray))
+        if not (shapes_agree and finite and (model.sd > 0).all() and (model.noise_diagonal > 0).all()):
+            raise UserError(
+                "The detector model in the rig spec does not fit its parameters: run `rigfit rig calibrate` again.",
+                kind="bad_spec",
+            )
+        return model
