@@ -398,11 +398,24 @@ def _sparse(blocks: list[tuple[int, np.ndarray]], noise: float) -> Rows | None:
     """Rows of the concatenated dense blocks (start, (n,3)) that move; None if none does."""
     ids, deltas = [], []
     for start, delta in sorted(blocks, key=lambda block: block[0]):
-        keep = np.flatnonzero((np.abs(delta) > noise).any(axis=1))
+        keep = _moving_rows(np.abs(delta) > noise)
         if len(keep):
             ids.append((keep + start).astype(np.int32))
-            deltas.append(delta[keep].astype(np.float32))
+            deltas.append((delta if len(keep) == len(delta) else delta[keep]).astype(np.float32, copy=False))
     return (np.concatenate(ids), np.concatenate(deltas)) if ids else None
+
+
+def _moving_rows(mask: np.ndarray) -> np.ndarray:
+    """Indices of the rows of a (n,3) mask that hold a True; column by column is 5 times as fast as any(axis=1)."""
+    return np.flatnonzero(mask[:, 0] | mask[:, 1] | mask[:, 2])
+
+
+def _add(target: np.ndarray, rows: Rows, amount: float) -> None:
+    """target[ids] += amount · deltas, without a gather where the ids are a run."""
+    ids, deltas = rows
+    if len(ids):
+        run = int(ids[-1]) - int(ids[0]) + 1 == len(ids)
+        target[slice(int(ids[0]), int(ids[-1]) + 1) if run else ids] += amount * deltas
 
 
 def _collect(rig: _Rig, measured: set[str], size: float, progress: Progress) -> _Shapes:
@@ -473,7 +486,7 @@ def _direct(rig: _Rig, reader: _KeyReader, mesh: _Mesh, parameter: Parameter, si
             continue
         delta = reader.delta(mesh.object, block)
         if delta is not None:
-            moved = (delta * source.sign) @ mesh.linear
+            moved = delta @ (mesh.linear * source.sign).astype(np.float32)
             total = moved if total is None else total + moved
     return total
 
@@ -510,18 +523,17 @@ def _mismatch(rig: _Rig, shapes: _Shapes, mixes: Sequence[Mapping[str, float]], 
             rig.put(table[name], value)
         bpy.context.view_layer.update()
         expected = np.concatenate([mesh.neutral for mesh in rig.meshes])
-        travel = np.abs(expected)
+        travel = float(np.abs(expected).max(initial=0))
         for name, value in mix.items():
             # What Blender holds is a float32.
             offset = float(np.float32(value)) - table[name].default
             rows = shapes.below.get(name) if offset < 0 and name in shapes.below else shapes.above[name]
             if rows is not None:
-                expected[rows[0]] += offset * rows[1]
-                travel[rows[0]] += np.abs(offset * rows[1])
+                _add(expected, rows, offset)
         for mesh in rig.meshes:
             span = slice(mesh.start, mesh.start + mesh.count)
             # float32 sums inside Blender: the error grows with what is added up.
-            tolerance = 1e-5 * size + 5e-7 * math.sqrt(len(mix) + 1) * travel[span].max(initial=0)
+            tolerance = 1e-5 * size + 5e-7 * math.sqrt(len(mix) + 1) * travel
             try:
                 apart = float(np.abs(rig.vertices(mesh) - expected[span]).max(initial=0))
             except _TopologyChangedError:
@@ -646,7 +658,7 @@ def _similarity_basis(neutral: np.ndarray) -> np.ndarray:
     columns = [np.tile(axis, (len(neutral), 1)) for axis in np.eye(3)]
     columns += [np.cross(axis, centred) for axis in np.eye(3)]
     columns.append(centred)
-    return np.linalg.qr(np.stack([column.reshape(-1) for column in columns], axis=1))[0]
+    return np.linalg.qr(np.stack([column.reshape(-1) for column in columns], axis=1))[0].astype(np.float32)
 
 
 def _is_pose(basis: np.ndarray, rows: Rows | None) -> bool:
@@ -656,9 +668,11 @@ def _is_pose(basis: np.ndarray, rows: Rows | None) -> bool:
     ids, delta = rows
     if 2 * len(ids) < len(basis) // 3:  # fewer than half of the vertices: never the whole head
         return False
-    flat = delta.astype(np.float64).reshape(-1)
-    index = (3 * ids[:, None].astype(np.int64) + np.arange(3)).reshape(-1)
-    return float(((flat @ basis[index]) ** 2).sum()) >= _POSE_ENERGY * float(flat @ flat)
+    dense = np.zeros((len(basis) // 3, 3), np.float32)
+    dense[ids] = delta
+    flat = dense.reshape(-1)
+    explained = float(((flat @ basis).astype(np.float64) ** 2).sum())
+    return explained >= _POSE_ENERGY * float((flat * flat).sum(dtype=np.float64))
 
 
 def _export(found: Discovery, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -757,10 +771,11 @@ def compute_rig_hash(parameters: Sequence[Mapping[str, Any]], arrays: Mapping[st
             if shape is None:
                 continue
             ids, deltas = rows[shape]
-            steps = np.rint(deltas.astype(np.float64) / step).astype("<i8")
-            keep = steps.any(axis=1)
-            digest.update(np.ascontiguousarray(ids[keep], dtype="<i4").tobytes())
-            digest.update(steps[keep].tobytes())
+            # Exact in float32, since step is a power of two.
+            steps = np.rint(deltas * np.float32(1 / step)).astype("<i4")
+            keep = _moving_rows(steps != 0)
+            digest.update(np.ascontiguousarray(ids[keep], dtype="<i4"))
+            digest.update(np.ascontiguousarray(steps[keep]))
     return digest.hexdigest()
 
 
@@ -786,7 +801,7 @@ def write_npz(path: str, arrays: Mapping[str, np.ndarray | list[np.ndarray]]) ->
                         header = {"descr": npy.dtype_to_descr(pieces[0].dtype), "fortran_order": False, "shape": shape}
                         npy.write_array_header_1_0(member, header)
                         for piece in pieces:
-                            member.write(np.ascontiguousarray(piece).tobytes())
+                            member.write(np.ascontiguousarray(piece))
             stream.flush()
             os.fsync(stream.fileno())
         mask = os.umask(0)

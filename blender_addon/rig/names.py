@@ -150,8 +150,10 @@ def opposite_pairs(names: Sequence[str]) -> list[Pair]:
     for name in names:
         spans = _spans(name)
         parts = tuple(word for word, _, _ in spans)
+        if is_arkit(name):
+            continue
         for position, (plus, minus) in product(_opposite_positions(parts), OPPOSITES):
-            if name in used or is_arkit(name) or parts[position] != plus:
+            if name in used or parts[position] != plus:
                 continue
             other = by_words.get((*parts[:position], minus, *parts[position + 1 :]))
             if other is None or other in used or is_arkit(other):

@@ -253,10 +253,11 @@ def compute_rig_hash(spec: RigSpec) -> str:
             if shape is None:
                 continue
             rows = slice(int(spec.shape_offsets[shape]), int(spec.shape_offsets[shape + 1]))
-            steps = np.rint(spec.shape_deltas[rows].astype(np.float64) / step).astype("<i8")
-            keep = steps.any(axis=1)
-            digest.update(np.ascontiguousarray(spec.shape_vertices[rows][keep], dtype="<i4").tobytes())
-            digest.update(steps[keep].tobytes())
+            # Exact in float32, since step is a power of two.
+            steps = np.rint(spec.shape_deltas[rows] * np.float32(1 / step)).astype("<i4")
+            keep = np.flatnonzero((steps[:, 0] | steps[:, 1] | steps[:, 2]) != 0)
+            digest.update(np.ascontiguousarray(spec.shape_vertices[rows][keep], dtype="<i4"))
+            digest.update(np.ascontiguousarray(steps[keep]))
     return digest.hexdigest()
 
 
