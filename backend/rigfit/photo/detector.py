@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find every face of an image at any scale and in any rotation, with repeatable landmarks.
+
+Boxes come from two detectors on a pyramid, landmarks from the face mesh on crops that follow from the landmarks of the
+pass before. The last pass is an average over several crops and their mirror images, which removes most of what is left of
+the dependence on where the crop happened to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from rigfit.geometry import similarity
+from rigfit.photo import mesh478
+from rigfit.photo.align import apply_2d, invert_2d, standard_face, warp
+from rigfit.photo.face import FaceLandmarks
+from rigfit.photo.mediapipe_nets import MESH_INPUT_PX, BoxDetector, MeshNetwork
+
+
+class LandmarkDetector(Protocol):
+    """Anything that finds faces: ``detect(image (H,W,3) uint8 sRGB)`` → faces, largest box first."""
+
+    def detect(self, image: np.ndarray) -> list[FaceLandmarks]: ...
+
+
+_BOX_TO_CROP = 1.5
+"""Side of a crop / longer side of the box around the face: what the mesh network was trained on."""
+
+_SURE = 17.0
+"""Log-odds of presence of an upright clear face are above 20, of a face upside down below 13: between them, look in every
+rotation and keep the best."""
+
+_ACCEPT = 3.0
+_MAX_RESIDUAL = 0.12
+"""Root mean square distance to the standard face after a 3D similarity, in outer-eye distances: a plausible face."""
+
+_MAX_FACES = 50
+_LEVELS_PX = (192, 576, 1536)
+_TILE_PX = 192
+_TILE_STEP_PX = 144
+_SMALLEST_FOUND_PX = 12.0
+"""The full-range detector finds faces from this width up (on its 192 px input)."""
+
+_JITTER = (  # scale, turn in degrees, shift in pixels of the crop
+    (1.00, 0.0, 0.0, 0.0),
+    (0.92, 5.0, 3.0, -3.0),
+    (1.08, -5.0, -3.0, 3.0),
+    (1.00, 0.0, 4.0, 4.0),
+    (0.95, -8.0, 0.0, -4.0),
+    (1.05, 8.0, -4.0, 0.0),
+    (0.90, -3.0, -2.0, 2.0),
+    (1.10, 3.0, 2.0, -2.0),
+)
+
+
+@dataclass
+class _Candidate:
+    """A possible face: ``to_crop`` (2,3) maps image pixels to the 192 px crop."""
+
+    center: np.ndarray
+    side: float
+    to_crop: np.ndarray
+    score: float
+
+
+@dataclass
+class _Mesh:
+    points: np.ndarray  # (478,3) image pixels, z relative
+    presence: float
+    residual: float
+
+
+class MediapipeDetector:
+    """The detector of this project: MediaPipe's networks, offline, one thread each.
+
+    passes: crops that the landmarks are averaged over: 1 (no averaging), or an even number up to 16, half of them
+        mirrored. 8 by default; 2 is quick and still free of left-right bias.
+    threads: CPU threads for the mesh network.
+    The networks are loaded at the first detection (about 0.2 s) and kept.
+    """
+
+    def __init__(self, *, passes: int = 8, threads: int = 1) -> None:
+        if passes != 1 and (passes % 2 or not 2 <= passes <= 2 * len(_JITTER)):
+            raise ValueError(f"passes must be 1 or an even number up to {2 * len(_JITTER)}, not {passes}")
+        self.passes = passes
+        self._threads = threads
+        self._networks: tuple[BoxDetector, BoxDetector, MeshNetwork] | None = None
+
+    def load(self) -> None:
+        """Load the networks now, for instance while the user still picks a photo."""
+        if self._networks is None:
+            self._networks = (BoxDetector("full_range"), BoxDetector("short_range"), MeshNetwork(threads=self._threads))
+
+    def detect(self, image: np.ndarray) -> list[FaceLandmarks]:
+        """All faces, largest box first.
+
+        image: (H,W,3) uint8 sRGB. Faces narrower than 6 % of the image's long side are looked for only where no larger
+        face is clear. Returns points also for faces under 40 px; ``detect_face`` refuses those.
+        """
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+            raise ValueError(f"a detector takes an (H,W,3) uint8 image, not {image.shape} {image.dtype}")
+        self.load()
+        found: list[tuple[_Mesh, np.ndarray]] = []
+        for candidates in self._searches(image):
+            for candidate in candidates:
+                mesh, to_crop = self._refined(image, candidate)
+                if mesh.presence >= _ACCEPT and mesh.residual <= _MAX_RESIDUAL:
+                    found.append((mesh, to_crop))
+            found = _without_doubles(found)
+            if any(mesh.presence >= _SURE for mesh, _ in found):
+                # What is far less certain beside a clear face is that face in a wrong rotation, or no face.
+                break
+        faces = [self._averaged(image, mesh, to_crop) for mesh, to_crop in found[:_MAX_FACES]]
+        return sorted(faces, key=lambda f: (-round(f.box_area_px, 3), f.box_px))
+
+    # --- boxes ------------------------------------------------------------------------------------------------------
+
+    def _searches(self, image: np.ndarray) -> Iterator[list[_Candidate]]:
+        """Ever more thorough searches; the caller stops when a face is clear."""
+        long_side = max(image.shape[:2])
+        levels = [_LEVELS_PX[0]]
+        for level in _LEVELS_PX[1:]:
+            if _SMALLEST_FOUND_PX * long_side / levels[-1] > 32:
+                levels.append(level)
+        for quarters in range(4):
+            yield self._boxes(image, levels[0], quarters)
+        for level in levels[1:]:
+            for quarters in range(4):
+                yield self._boxes(image, level, quarters)
+
+    def _boxes(self, image: np.ndarray, level_px: int, quarters: int) -> list[_Candidate]:
+        """Candidates on the image made ``level_px`` long and turned by ``quarters`` × 90° counter-clockwise."""
+        assert self._networks is not None
+        full_range, short_range, _ = self._networks
+        height, width = image.shape[:2]
+        scale = level_px / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0))
+        turned = np.ascontiguousarray(np.rot90(small, quarters))
+        found: list[tuple[np.ndarray, float, float, float]] = []  # centre, side, roll (turned pixels), score
+
+        def collect(detector: BoxDetector, part: np.ndarray, x: float, y: float, zoom: float) -> None:
+            for detection in detector.detect(part):
+                box = detection.box_px
+                eyes = detection.keypoints_px[1] - detection.keypoints_px[0]
+                center = np.array([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2]) / zoom + [x, y]
+                side = max(box[2] - box[0], box[3] - box[1]) / zoom
+                found.append((center, side, math.atan2(eyes[1], eyes[0]), detection.score))
+
+        if level_px == _LEVELS_PX[0]:
+            collect(full_range, turned, 0.0, 0.0, 1.0)
+            collect(short_range, turned, 0.0, 0.0, 1.0)
+            # A face that fills the picture or is cut by its border: the same with room around.
+            room = [(s // 2, s // 2) for s in turned.shape[:2]]
+            padded = np.pad(turned, (*room, (0, 0)), constant_values=128)
+            collect(short_range, padded, -room[1][0], -room[0][0], 1.0)
+        else:
+            for y in _tile_starts(turned.shape[0]):
+                for x in _tile_starts(turned.shape[1]):
+                    tile = turned[y : y + _TILE_PX, x : x + _TILE_PX]
+                    collect(full_range, tile, x, y, 1.0)
+
+        # From turned pixels back to the image: undo the quarter turns, then the size.
+        w, h = small.shape[1], small.shape[0]
+        back = {
+            0: np.array([[1.0, 0, 0], [0, 1, 0]]),
+            1: np.array([[0.0, -1, w], [1, 0, 0]]),
+            2: np.array([[-1.0, 0, w], [0, -1, h]]),
+            3: np.array([[0.0, 1, 0], [-1, 0, h]]),
+        }[quarters]
+        zoom = np.array([width / w, height / h])
+        candidates: list[_Candidate] = []
+        for center, side, roll, score in sorted(found, key=lambda f: (-f[3], *f[0])):
+            at = apply_2d(back, center) * zoom
+            length = side * float(zoom.mean())
+            if all(np.abs(at - c.center).max() > 0.35 * min(length, c.side) for c in candidates):
+                roll += math.atan2(back[1, 0], back[0, 0])
+                to_crop = _crop_matrix(at, _BOX_TO_CROP * length, roll)
+                candidates.append(_Candidate(at, length, to_crop, score))
+        return candidates[:_MAX_FACES]
+
+    # --- landmarks --------------------------------------------------------------------------------------------------
+
+    def _run(self, source: _Patch, to_crop: np.ndarray, *, mirrored: bool = False) -> _Mesh:
+        assert self._networks is not None
+        crop = source.crop(to_crop)
+        if mirrored:
+            crop = np.ascontiguousarray(crop[:, ::-1])
+        points, presence = self._networks[2].run(crop)
+        if mirrored:
+            points = points[mesh478.MIRROR] * [-1.0, 1.0, 1.0] + [MESH_INPUT_PX, 0.0, 0.0]
+        from_crop = invert_2d(to_crop)
+        zoom = math.sqrt(abs(np.linalg.det(from_crop[:, :2])))
+        on_image = np.concatenate([apply_2d(from_crop, points[:, :2]), points[:, 2:] * zoom], axis=1)
+        return _Mesh(on_image, presence, _residual(on_image))
+
+    def _refined(self, image: np.ndarray, candidate: _Candidate) -> tuple[_Mesh, np.ndarray]:
+        """Two passes; a candidate that gets better (a box turned the wrong way) is followed up to four."""
+        to_crop = candidate.to_crop
+        patch = _Patch(image, to_crop)
+        best: tuple[_Mesh, np.ndarray] | None = None
+        for number in range(4):
+            patch = patch if patch.covers(to_crop) else _Patch(image, to_crop)
+            mesh = self._run(patch, to_crop)
+            if not np.isfinite(mesh.points).all():
+                break
+            if best is None or mesh.presence > best[0].presence or mesh.presence >= _SURE:
+                best = (mesh, _crop_around(mesh.points))
+            if number >= 1 and (mesh.presence >= _SURE or mesh.presence < -8.0):
+                break
+            to_crop = _crop_around(mesh.points)
+        return best if best is not None else (_Mesh(np.zeros((478, 3)), -1e9, 1e9), to_crop)
+
+    def _averaged(self, image: np.ndarray, mesh: _Mesh, to_crop: np.ndarray) -> FaceLandmarks:
+        patch = _Patch(image, to_crop)
+        runs = []
+        for scale, turn, dx, dy in _JITTER[: max(1, self.passes // 2)]:
+            jittered = _compose(_jitter(scale, turn, dx, dy), to_crop)
+            runs.append(self._run(patch, jittered))
+            if self.passes > 1:
+                runs.append(self._run(patch, jittered, mirrored=True))
+        points = np.mean([run.points for run in runs], axis=0)
+        presence = float(np.mean([run.presence for run in runs]))
+        low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+        inside = ((points[:, :2] >= 0) & (points[:, :2] <= [image.shape[1], image.shape[0]])).all(axis=1)
+        roll_deg = math.degrees(_roll(points))
+        return FaceLandmarks(
+            points_px=np.ascontiguousarray(points[:, :2]),
+            depth=np.ascontiguousarray(points[:, 2]),
+            box_px=(float(low[0]), float(low[1]), float(high[0]), float(high[1])),
+            score=1.0 / (1.0 + math.exp(-max(-50.0, min(50.0, presence)))),
+            rotation_deg=round(roll_deg / 90.0) * 90 % 360,
+            visible=inside & ~self_occluded(points),
+        )
+
+
+class _Patch:
+    """The neighbourhood of a crop at about the crop's resolution, so that further crops near it are quick."""
+
+    def __init__(self, image: np.ndarray, to_crop: np.ndarray) -> None:
+        scale = math.sqrt(abs(np.linalg.det(to_crop[:, :2])))
+        self._scale = min(1.15 * scale, max(scale, 1.0))  # no use in enlarging here; the crop does it
+        center = apply_2d(invert_2d(to_crop), np.full(2, MESH_INPUT_PX / 2))
+        self._side = math.ceil(1.7 * MESH_INPUT_PX * self._scale / scale)
+        self._to_patch = np.array(
+            [
+                [self._scale, 0, self._side / 2 - self._scale * center[0]],
+                [0, self._scale, self._side / 2 - self._scale * center[1]],
+            ]
+        )
+        self._from_patch = invert_2d(self._to_patch)
+        self._pixels = warp(image, self._to_patch, (self._side, self._side))
+
+    def covers(self, to_crop: np.ndarray) -> bool:
+        scale = math.sqrt(abs(np.linalg.det(to_crop[:, :2])))
+        corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64) * MESH_INPUT_PX
+        inside = apply_2d(self._to_patch, apply_2d(invert_2d(to_crop), corners))
+        fits = bool((inside >= 0).all() and (inside <= self._side).all())
+        return fits and 0.7 < scale / self._scale and (scale / self._scale < 1.15 or self._scale >= 1.0)
+
+    def crop(self, to_crop: np.ndarray) -> np.ndarray:
+        return warp(self._pixels, _compose(to_crop, self._from_patch), (MESH_INPUT_PX, MESH_INPUT_PX))
+
+
+def _compose(second: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """(2,3) matrix of ``second`` after ``first``."""
+    linear = second[:, :2] @ first
+    linear[:, 2] += second[:, 2]
+    return linear
+
+
+def _tile_starts(length: int) -> list[int]:
+    last = max(0, length - _TILE_PX)
+    return sorted({min(start, last) for start in range(0, last + _TILE_STEP_PX, _TILE_STEP_PX)})
+
+
+def _crop_matrix(center: np.ndarray, side: float, roll: float) -> np.ndarray:
+    """Image pixels → crop pixels for a square of ``side`` around ``center`` that is turned by ``roll`` (clockwise)."""
+    zoom = MESH_INPUT_PX / max(side, 1e-6)
+    c, s = math.cos(roll) * zoom, math.sin(roll) * zoom
+    linear = np.array([[c, s], [-s, c]])
+    return np.concatenate([linear, (MESH_INPUT_PX / 2 - linear @ center)[:, None]], axis=1)
+
+
+def _jitter(scale: float, turn_deg: float, dx: float, dy: float) -> np.ndarray:
+    turn = math.radians(turn_deg)
+    linear = scale * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    half = np.full(2, MESH_INPUT_PX / 2)
+    return np.concatenate([linear, (half + [dx, dy] - linear @ half)[:, None]], axis=1)
+
+
+def _posed_standard_face(points: np.ndarray) -> np.ndarray:
+    """(478,2): the standard face moved to the head pose of ``points`` (478,3): smooth, and free of expression."""
+    return similarity(standard_face()[:468], points[:468]).apply(standard_face())[:, :2]
+
+
+def _in_plane_roll(posed: np.ndarray) -> float:
+    rotation = similarity(standard_face()[:, :2], posed).rotation
+    return math.atan2(rotation[1, 0], rotation[0, 0])
+
+
+def _roll(points: np.ndarray) -> float:
+    """Clockwise turn of the head in the image plane, radians in −π…π."""
+    return _in_plane_roll(_posed_standard_face(points))
+
+
+def _crop_around(points: np.ndarray) -> np.ndarray:
+    """The crop for the next pass: around the posed standard face, upright.
+
+    The box around the landmarks themselves would move with the mouth and with every error of a contour point, and each
+    move of the crop moves the next pass's landmarks.
+    """
+    posed = _posed_standard_face(points)
+    roll = _in_plane_roll(posed)
+    upright = np.array([[math.cos(roll), math.sin(roll)], [-math.sin(roll), math.cos(roll)]])
+    turned = posed @ upright.T
+    low, high = turned.min(axis=0), turned.max(axis=0)
+    return _crop_matrix(upright.T @ ((low + high) / 2), _BOX_TO_CROP * float((high - low).max()), roll)
+
+
+def _residual(points: np.ndarray) -> float:
+    """RMS distance (outer-eye distances) from the standard face after the best 3D similarity."""
+    if not np.isfinite(points).all():
+        return math.inf
+    try:
+        moved = similarity(points[:468], standard_face()[:468]).apply(points[:468])
+    except ValueError:
+        return math.inf
+    return float(np.sqrt(((moved - standard_face()[:468]) ** 2).sum(axis=1).mean()))
+
+
+def _without_doubles(found: list[tuple[_Mesh, np.ndarray]]) -> list[tuple[_Mesh, np.ndarray]]:
+    """Of faces whose boxes overlap by more than 40 % (intersection over the smaller box), keep the surest."""
+    kept: list[tuple[_Mesh, np.ndarray]] = []
+    for mesh, to_crop in sorted(found, key=lambda f: -f[0].presence):
+        low, high = mesh.points[:, :2].min(axis=0), mesh.points[:, :2].max(axis=0)
+        for other, _ in kept:
+            other_low, other_high = other.points[:, :2].min(axis=0), other.points[:, :2].max(axis=0)
+            shared = np.clip(np.minimum(high, other_high) - np.maximum(low, other_low), 0, None).prod()
+            if shared > 0.4 * min((high - low).prod(), (other_high - other_low).prod()):
+                break
+        else:
+            kept.append((mesh, to_crop))
+    return kept
+
+
+def self_occluded(points: np.ndarray) -> np.ndarray:
+    """(478,) bool: which landmarks the face itself hides.
+
+    points: (478,3), x and y in pixels, z away from the camera in the same unit. A point is hidden if a triangle of the mesh
+    that lies clearly nearer covers it (parallel rays; 4 % of the head's outer-eye distance is clearly nearer).
+    """
+    triangles = mesh478.triangles()
+    a, b, c = points[triangles[:, 0]], points[triangles[:, 1]], points[triangles[:, 2]]
+    e1, e2 = b[:, :2] - a[:, :2], c[:, :2] - a[:, :2]
+    area = e1[:, 0] * e2[:, 1] - e1[:, 1] * e2[:, 0]
+    usable = np.abs(area) > 1e-9
+    area = np.where(usable, area, 1.0)
+    d = points[:, None, :2] - a[None, :, :2]  # (478,F,2)
+    v = (d[..., 0] * e2[:, 1] - d[..., 1] * e2[:, 0]) / area
+    w = (d[..., 1] * e1[:, 0] - d[..., 0] * e1[:, 1]) / area
+    inside = usable & (v > 0) & (w > 0) & (v + w < 1)
+    depth = a[:, 2] + v * (b[:, 2] - a[:, 2]) + w * (c[:, 2] - a[:, 2])
+    right, left = mesh478.OUTER_EYE_CORNERS
+    clearly = 0.04 * float(np.linalg.norm(points[left] - points[right]))
+    return (inside & (depth < points[:, 2:] - clearly)).any(axis=1)
