@@ -77,13 +77,20 @@ def similarity_2d(source: np.ndarray, target: np.ndarray, weights: np.ndarray | 
 
 def invert_2d(matrix: np.ndarray) -> np.ndarray:
     """The inverse of a (2,3) affine matrix."""
-    linear = np.linalg.inv(matrix[:, :2])
+    (a, b), (c, d) = matrix[:, :2]
+    linear = np.array([[d, -b], [-c, a]]) / (a * d - b * c)
     return np.concatenate([linear, -linear @ matrix[:, 2:]], axis=1)
 
 
 def apply_2d(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Move (...,2) points by a (2,3) affine matrix."""
     return points @ matrix[:, :2].T + matrix[:, 2]
+
+
+def scale_2d(matrix: np.ndarray) -> float:
+    """By how much a (2,3) affine matrix enlarges (square root of the change in area)."""
+    (a, b), (c, d) = matrix[:, :2]
+    return math.sqrt(abs(a * d - b * c))
 
 
 def standard_positions(size_px: int, margin: float = MARGIN) -> np.ndarray:
@@ -134,16 +141,16 @@ def align_face(image: np.ndarray, landmarks: FaceLandmarks, size_px: int = 256, 
     return AlignedFace(warp(image, matrix, (size_px, size_px)), matrix, invert_2d(matrix))
 
 
-def warp(image: np.ndarray, to_output: np.ndarray, size_px: tuple[int, int]) -> np.ndarray:
+def warp(image: np.ndarray, to_output: np.ndarray, size_px: tuple[int, int], *, quick: bool = False) -> np.ndarray:
     """Resample (H,W,3) uint8 through a (2,3) affine matrix from image to output pixels; returns (h,w,3) uint8.
 
     size_px: (width, height) of the output. Pixel centres at +0.5 on both sides. When the output is smaller, the part
-    of the image that is needed is first reduced with a Lanczos filter, so that nothing aliases. Outside of the image the
-    border pixels are repeated.
+    of the image that is needed is first reduced with a Lanczos filter, so that nothing aliases. Outside of the image
+    the border pixels are repeated. quick: bilinear instead of bicubic, a third of the time.
     """
     width, height = size_px
     from_output = invert_2d(to_output)
-    shrink = math.sqrt(abs(np.linalg.det(to_output[:, :2])))  # output pixels per image pixel
+    shrink = scale_2d(to_output)  # output pixels per image pixel
     corners = apply_2d(from_output, np.array([[0, 0], [width, 0], [0, height], [width, height]], np.float64))
     reach = 4.0 / min(shrink, 1.0)
     low = np.floor(corners.min(axis=0) - reach)
@@ -172,7 +179,5 @@ def warp(image: np.ndarray, to_output: np.ndarray, size_px: tuple[int, int]) -> 
     matrix = to_part[:, :2] @ from_output
     matrix[:, 2] += to_part[:, 2]
     # Pillow evaluates an affine map at pixel centres (+0.5), which is the convention here as well.
-    out = part.transform(
-        (width, height), Image.Transform.AFFINE, tuple(matrix.ravel()), resample=Image.Resampling.BICUBIC
-    )
-    return np.array(out)
+    kernel = Image.Resampling.BILINEAR if quick else Image.Resampling.BICUBIC
+    return np.array(part.transform((width, height), Image.Transform.AFFINE, tuple(matrix.ravel()), resample=kernel))

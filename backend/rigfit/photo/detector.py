@@ -2,8 +2,8 @@
 """Find every face of an image at any scale and in any rotation, with repeatable landmarks.
 
 Boxes come from two detectors on a pyramid, landmarks from the face mesh on crops that follow from the landmarks of the
-pass before. The last pass is an average over several crops and their mirror images, which removes most of what is left of
-the dependence on where the crop happened to be.
+pass before. The last pass is an average over several crops and their mirror images, which removes most of what is left
+of the dependence on where the crop happened to be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from rigfit.geometry import similarity
 from rigfit.photo import mesh478
-from rigfit.photo.align import apply_2d, invert_2d, standard_face, warp
+from rigfit.photo.align import apply_2d, invert_2d, scale_2d, standard_face, warp
 from rigfit.photo.face import FaceLandmarks
 from rigfit.photo.mediapipe_nets import MESH_INPUT_PX, BoxDetector, MeshNetwork
 
@@ -33,12 +33,15 @@ _BOX_TO_CROP = 1.5
 """Side of a crop / longer side of the box around the face: what the mesh network was trained on."""
 
 _SURE = 17.0
-"""Log-odds of presence of an upright clear face are above 20, of a face upside down below 13: between them, look in every
-rotation and keep the best."""
+"""Log-odds of presence of an upright clear face are above 20, of a face upside down below 13: between them, look in
+every rotation and keep the best."""
 
 _ACCEPT = 3.0
 _MAX_RESIDUAL = 0.12
 """Root mean square distance to the standard face after a 3D similarity, in outer-eye distances: a plausible face."""
+
+_CLEARLY_NEARER = 0.06
+"""In outer-eye distances: contour points of a frontal face cover each other by less."""
 
 _MAX_FACES = 50
 _LEVELS_PX = (192, 576, 1536)
@@ -80,12 +83,12 @@ class MediapipeDetector:
     """The detector of this project: MediaPipe's networks, offline, one thread each.
 
     passes: crops that the landmarks are averaged over: 1 (no averaging), or an even number up to 16, half of them
-        mirrored. 8 by default; 2 is quick and still free of left-right bias.
+        mirrored. 2 is quick and still free of left-right bias.
     threads: CPU threads for the mesh network.
     The networks are loaded at the first detection (about 0.2 s) and kept.
     """
 
-    def __init__(self, *, passes: int = 8, threads: int = 1) -> None:
+    def __init__(self, *, passes: int = 6, threads: int = 1) -> None:
         if passes != 1 and (passes % 2 or not 2 <= passes <= 2 * len(_JITTER)):
             raise ValueError(f"passes must be 1 or an even number up to {2 * len(_JITTER)}, not {passes}")
         self.passes = passes
@@ -196,7 +199,7 @@ class MediapipeDetector:
         if mirrored:
             points = points[mesh478.MIRROR] * [-1.0, 1.0, 1.0] + [MESH_INPUT_PX, 0.0, 0.0]
         from_crop = invert_2d(to_crop)
-        zoom = math.sqrt(abs(np.linalg.det(from_crop[:, :2])))
+        zoom = scale_2d(from_crop)
         on_image = np.concatenate([apply_2d(from_crop, points[:, :2]), points[:, 2:] * zoom], axis=1)
         return _Mesh(on_image, presence, _residual(on_image))
 
@@ -244,7 +247,7 @@ class _Patch:
     """The neighbourhood of a crop at about the crop's resolution, so that further crops near it are quick."""
 
     def __init__(self, image: np.ndarray, to_crop: np.ndarray) -> None:
-        scale = math.sqrt(abs(np.linalg.det(to_crop[:, :2])))
+        scale = scale_2d(to_crop)
         self._scale = min(1.15 * scale, max(scale, 1.0))  # no use in enlarging here; the crop does it
         center = apply_2d(invert_2d(to_crop), np.full(2, MESH_INPUT_PX / 2))
         self._side = math.ceil(1.7 * MESH_INPUT_PX * self._scale / scale)
@@ -258,14 +261,14 @@ class _Patch:
         self._pixels = warp(image, self._to_patch, (self._side, self._side))
 
     def covers(self, to_crop: np.ndarray) -> bool:
-        scale = math.sqrt(abs(np.linalg.det(to_crop[:, :2])))
+        scale = scale_2d(to_crop)
         corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64) * MESH_INPUT_PX
         inside = apply_2d(self._to_patch, apply_2d(invert_2d(to_crop), corners))
         fits = bool((inside >= 0).all() and (inside <= self._side).all())
-        return fits and 0.7 < scale / self._scale and (scale / self._scale < 1.15 or self._scale >= 1.0)
+        return fits and scale / self._scale > 0.7 and (scale / self._scale < 1.15 or self._scale >= 1.0)
 
     def crop(self, to_crop: np.ndarray) -> np.ndarray:
-        return warp(self._pixels, _compose(to_crop, self._from_patch), (MESH_INPUT_PX, MESH_INPUT_PX))
+        return warp(self._pixels, _compose(to_crop, self._from_patch), (MESH_INPUT_PX, MESH_INPUT_PX), quick=True)
 
 
 def _compose(second: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -292,7 +295,8 @@ def _jitter(scale: float, turn_deg: float, dx: float, dy: float) -> np.ndarray:
     turn = math.radians(turn_deg)
     linear = scale * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     half = np.full(2, MESH_INPUT_PX / 2)
-    return np.concatenate([linear, (half + [dx, dy] - linear @ half)[:, None]], axis=1)
+    shift = half + np.array([dx, dy]) - linear @ half
+    return np.concatenate([linear, shift[:, None]], axis=1)
 
 
 def _posed_standard_face(points: np.ndarray) -> np.ndarray:
@@ -353,20 +357,31 @@ def _without_doubles(found: list[tuple[_Mesh, np.ndarray]]) -> list[tuple[_Mesh,
 def self_occluded(points: np.ndarray) -> np.ndarray:
     """(478,) bool: which landmarks the face itself hides.
 
-    points: (478,3), x and y in pixels, z away from the camera in the same unit. A point is hidden if a triangle of the mesh
-    that lies clearly nearer covers it (parallel rays; 4 % of the head's outer-eye distance is clearly nearer).
+    points: (478,3), x and y in pixels, z away from the camera in the same unit. A point is hidden if a triangle of the
+    mesh covers it (parallel rays) that is nearer by more than the depth can be trusted.
     """
-    triangles = mesh478.triangles()
-    a, b, c = points[triangles[:, 0]], points[triangles[:, 1]], points[triangles[:, 2]]
-    e1, e2 = b[:, :2] - a[:, :2], c[:, :2] - a[:, :2]
+    corners = points[mesh478.triangles()]  # (F,3,3)
+    low, high = corners[..., :2].min(axis=1).astype(np.float32), corners[..., :2].max(axis=1).astype(np.float32)
+    at = points[:468, None, :2].astype(np.float32)
+    near = (at[..., 0] > low[:, 0]) & (at[..., 0] < high[:, 0]) & (at[..., 1] > low[:, 1]) & (at[..., 1] < high[:, 1])
+    index, face = np.nonzero(near)  # most pairs are far apart: barycentric coordinates for the others only
+    a, e1, e2 = corners[face, 0], corners[face, 1] - corners[face, 0], corners[face, 2] - corners[face, 0]
+    d = points[index] - a
     area = e1[:, 0] * e2[:, 1] - e1[:, 1] * e2[:, 0]
-    usable = np.abs(area) > 1e-9
-    area = np.where(usable, area, 1.0)
-    d = points[:, None, :2] - a[None, :, :2]  # (478,F,2)
-    v = (d[..., 0] * e2[:, 1] - d[..., 1] * e2[:, 0]) / area
-    w = (d[..., 1] * e1[:, 0] - d[..., 0] * e1[:, 1]) / area
-    inside = usable & (v > 0) & (w > 0) & (v + w < 1)
-    depth = a[:, 2] + v * (b[:, 2] - a[:, 2]) + w * (c[:, 2] - a[:, 2])
-    right, left = mesh478.OUTER_EYE_CORNERS
-    clearly = 0.04 * float(np.linalg.norm(points[left] - points[right]))
-    return (inside & (depth < points[:, 2:] - clearly)).any(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # triangles seen edge-on cover nothing: NaN compares false
+        v = (d[:, 0] * e2[:, 1] - d[:, 1] * e2[:, 0]) / area
+        w = (d[:, 1] * e1[:, 0] - d[:, 0] * e1[:, 1]) / area
+        depth = a[:, 2] + v * e1[:, 2] + w * e2[:, 2]
+        clearly = _CLEARLY_NEARER * _head_size(points)
+        covers = (v > 0) & (w > 0) & (v + w < 1) & (depth < points[index, 2] - clearly)
+    hidden = np.zeros(mesh478.COUNT, bool)
+    hidden[index[covers]] = True
+    # An iris has no triangles around it and its depth is that of the lids: it is hidden when the eye is.
+    for iris, eye in ((mesh478.RIGHT_IRIS, mesh478.RIGHT_EYE), (mesh478.LEFT_IRIS, mesh478.LEFT_EYE)):
+        hidden[list(iris)] = hidden[list(eye)].mean() > 0.5
+    return hidden
+
+
+def _head_size(points: np.ndarray) -> float:
+    """The outer-eye distance of the head in pixels if it looked at the camera (from all points, any pose)."""
+    return similarity(standard_face()[:468], points[:468]).scale

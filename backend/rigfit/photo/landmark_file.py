@@ -3,10 +3,10 @@
 
     {"schema": "rigfit.landmarks/1", "points": {"33": [412.5, 300.0], "263": [520.0, 302.5], ...}}
 
-``points`` is either an object from landmark number (0…477, see ``mesh478``) to ``[x, y]``, or a list of 478 entries that
-are ``[x, y]`` or null. Positions are pixels of the upright photo as it was loaded; origin at the top left corner, the centre
-of the first pixel at (0.5, 0.5). Points that are left out are unknown. ``image_size_px`` [width, height] is optional;
-if given, points are scaled when the photo is loaded at another size.
+``points`` is either an object from landmark number (0…477, see ``mesh478``) to ``[x, y]``, or a list of 478 entries
+that are ``[x, y]`` or null. Positions are pixels of the upright photo as it was loaded; origin at the top left corner,
+the centre of the first pixel at (0.5, 0.5). Points that are left out are unknown. ``image_size_px`` [width, height] is
+optional; if given, points are scaled when the photo is loaded at another size.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def load_landmark_file(path: str | os.PathLike[str], image_size_px: tuple[int, i
 def save_landmark_file(
     path: str | os.PathLike[str], landmarks: FaceLandmarks, image_size_px: tuple[int, int] | None = None
 ) -> None:
-    """Write the known points, numbered, one a line, so that they can be edited by hand. Replaces the file in one step."""
+    """Write the known points by number, one a line for editing by hand; the file is replaced in one step."""
     path = Path(path)
     known = np.isfinite(landmarks.points_px).all(axis=1)
     rows = ",\n".join(

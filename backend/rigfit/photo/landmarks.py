@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The landmarks of the face that is meant: detect, choose, refuse in words.
 
-This is the module to import from; detection itself is in ``detector``, files in ``landmark_file``, names in ``mesh478``.
+This is the module to import from; detection is in ``detector``, files in ``landmark_file``, names in ``mesh478``.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def choose_face(faces: Sequence[FaceLandmarks], index: int | None = None) -> Fac
     """
     if not faces:
         raise UserError(
-            "No face was found on this photo: give one on which the face is larger and seen from the front or obliquely, "
-            "or give the landmarks in a file.",
+            "No face was found on this photo: give one on which the face is larger and seen from the front or "
+            "obliquely, or give the landmarks in a file.",
             kind="no_face",
         )
     if index is not None and not 0 <= index < len(faces):
@@ -60,8 +60,8 @@ def choose_face(faces: Sequence[FaceLandmarks], index: int | None = None) -> Fac
     face = faces[index or 0]
     if face.width_px < MIN_FACE_PX:
         raise UserError(
-            f"The face is only {face.width_px:.0f} pixels wide: give a photo on which it is {MIN_FACE_PX:.0f} pixels wide "
-            "or more.",
+            f"The face is only {face.width_px:.0f} pixels wide: give a photo on which it is {MIN_FACE_PX:.0f} pixels "
+            "wide or more.",
             kind="face_too_small",
         )
     return face
