@@ -370,9 +370,9 @@ def _to_json(spec: RigSpec) -> str:
         {
             "name": p.name,
             "group": p.group,
-            "minimum": p.minimum,
-            "maximum": p.maximum,
-            "default": p.default,
+            "minimum": float(p.minimum),
+            "maximum": float(p.maximum),
+            "default": float(p.default),
             "shape": p.shape,
             "negative_shape": p.negative_shape,
             "sources": [
@@ -387,7 +387,7 @@ def _to_json(spec: RigSpec) -> str:
         "rig_hash": spec.rig_hash,
         "blender_version": spec.blender_version,
         "source": spec.source,
-        "metres_per_unit": spec.metres_per_unit,
+        "metres_per_unit": float(spec.metres_per_unit),
         "parts": list(spec.parts),
         "meshes": [_without_defaults(m, ("object", "vertex_start", "vertex_count")) for m in spec.meshes],
         "parameters": parameters,
