@@ -16,7 +16,6 @@ MESSAGES: dict[str, str] = {
     "bad_light": "The light cannot be used: {reason}.",
     "bad_sampling": "The samples cannot be drawn: {reason}.",
     "nothing_to_render": "Nothing would be seen in the render: show the head mesh in the viewport and in renders.",
-    "no_denoiser": "This Blender was built without a denoiser: render without one, or use Blender from blender.org.",
     "no_cycles": "This Blender was built without Cycles: use Blender from blender.org.",
     "render_failed": "Blender could not render ({reason}): try fewer pixels or samples.",
     "bad_head_description": "{path} is no head description ({reason}): write it again with `rigfit rig default`.",

@@ -156,7 +156,13 @@ _PARAMETER_TYPES: dict[str, tuple[type, ...]] = {
     "seed": (int,),
     "start": (int,),
     "count": (int,),
+    "width": (int,),
+    "height": (int,),
+    "threads": (int, type(None)),
     "pairs": (bool,),
+    "transparent": (bool,),
+    "denoise": (bool,),
+    "gpu": (bool,),
 }
 
 
@@ -287,22 +293,47 @@ def rig_read(spec: str, objects: list[str] | None = None) -> dict:
     """Read parameter values from the open rig; see `rig.parameters.read_parameters`."""
     from .rig.parameters import read_parameters
 
-    found = read_parameters(spec, objects=objects)
-    return found if set(found) == {"values"} else {"values": found}
+    return read_parameters(spec, objects=objects)
 
 
-def studio_sample(spec: str, seed: int, start: int, count: int, out: str, **size: int) -> dict:
+def studio_sample(spec: str, seed: int, start: int, count: int, out: str, width: int = 512, height: int = 512) -> dict:
     """Samples start … start+count−1 of a seed for a rig spec; see `studio.sampling.write_samples`."""
     from .studio.sampling import write_samples
 
-    return write_samples(spec, seed=seed, start=start, count=count, out=out, **size)
+    return write_samples(spec, seed=seed, start=start, count=count, out=out, width=width, height=height)
 
 
-def studio_render(camera: dict, out: str, **options: Any) -> dict:
-    """PNG of the open rig through a camera; options: see `studio.render.render`."""
+def studio_render(
+    camera: dict,
+    out: str,
+    light: dict | None = None,
+    background: list | None = None,
+    samples: int = 16,
+    seed: int = 0,
+    hide: list[str] | None = None,
+    objects: list[str] | None = None,
+    transparent: bool = False,
+    denoise: bool = False,
+    gpu: bool = False,
+    threads: int | None = None,
+) -> dict:
+    """PNG of the open rig through a camera; see `studio.render.render`."""
     from .studio.render import render
 
-    return render(camera, out, **options)
+    return render(
+        camera,
+        out,
+        light=light,
+        background=background,
+        samples=samples,
+        seed=seed,
+        hide=hide,
+        objects=objects,
+        transparent=transparent,
+        denoise=denoise,
+        gpu=gpu,
+        threads=threads,
+    )
 
 
 HANDLERS: dict[str, Callable[..., dict]] = {

@@ -2,8 +2,8 @@
 """Random faces, cameras and lights, numbered: sample i of a seed is the same whatever else is drawn. No bpy in here.
 
 Faces. A face parameter is drawn as a *strength* from −1 (its minimum) over 0 (its default) to 1 (its maximum).
-Details are normal and cut off; within a region (the first word of the name: nose, mouth, …) their root sum of squares is
-capped, so that many strong parameters of one region do not add up to a monster. The default head's whole-face parameters
+Details are normal and cut off; within a region (first word of the name: nose, mouth, …) their root sum of squares is
+capped, so that many strong parameters of a region do not add up to a monster. The default head's whole-face parameters
 (sex, age, ancestry, weight, muscle) have rules of their own. On a rig whose parameters reach farther than those of the
 default head all details shrink, so that a face leaves the neutral one by a plausible distance. Expressions are few
 actions at once, left and right mostly together.
