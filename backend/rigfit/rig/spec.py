@@ -256,8 +256,8 @@ def compute_rig_hash(spec: RigSpec) -> str:
             # Exact in float32, since step is a power of two.
             steps = np.rint(spec.shape_deltas[rows] * np.float32(1 / step)).astype("<i4")
             keep = np.flatnonzero((steps[:, 0] | steps[:, 1] | steps[:, 2]) != 0)
-            digest.update(np.ascontiguousarray(spec.shape_vertices[rows][keep], dtype="<i4"))
-            digest.update(np.ascontiguousarray(steps[keep]))
+            digest.update(np.ascontiguousarray(spec.shape_vertices[rows][keep], dtype="<i4").tobytes())
+            digest.update(steps[keep].tobytes())
     return digest.hexdigest()
 
 
