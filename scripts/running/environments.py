@@ -69,8 +69,13 @@ def known_environments(repository: Path) -> dict[str, Environment]:
             Group("base", ("--editable", f"{repository}[demo]"), tuple(extras["head"]), watched),
             Group("dev", tuple(extras["dev"])),
         ),
-        libraries=machine.BACKEND_LIBRARIES,
-        proof="import mediapipe, cv2, scipy, PIL, rigfit; import importlib.util as u; assert u.find_spec('anny')",
+        libraries={},
+        proof=(
+            "import scipy.optimize, pillow_heif, typer\n"
+            "from rigfit.photo.mediapipe_nets import MeshNetwork\n"
+            "from rigfit.rig.default_head import locate_assets\n"
+            "MeshNetwork(), locate_assets()"
+        ),
         gigabytes=1.6,
     )
     environments = {"backend": backend}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from .children import CannotRun, ask, last_words, run_logged, say
 
-# Shared library -> Debian package, for what the wheels need and do not bring along. Found with `ldd` over every
-# shared object of the installed wheels, and checked by starting from a bare Debian 12.
+# Shared library -> Debian package, for what the bpy wheels need and do not bring along. Found with `ldd` over every
+# shared object of the wheels, and checked by starting from a bare Debian 12. The backend's wheels need nothing: of
+# MediaPipe only the networks are loaded, not OpenCV with its window support.
 BLENDER_LIBRARIES = {
     "libX11.so.6": "libx11-6",
     "libXext.so.6": "libxext6",
@@ -24,10 +25,6 @@ BLENDER_LIBRARIES = {
     "libSM.so.6": "libsm6",
     "libICE.so.6": "libice6",
     "libGL.so.1": "libgl1",
-}
-BACKEND_LIBRARIES = {  # OpenCV (with its window support), which MediaPipe requires
-    "libGL.so.1": "libgl1",
-    "libgthread-2.0.so.0": "libglib2.0-0",
 }
 
 

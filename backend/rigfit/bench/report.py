@@ -269,7 +269,7 @@ def finish(
     check: bool = False,
     console: Console | None = None,
 ) -> int:
-    """`BenchmarkResult.measured` and `BenchmarkResult.finish` in one call: the end of every ``rigfit bench`` command."""
+    """`BenchmarkResult.measured` and `BenchmarkResult.finish` in one call: how every ``rigfit bench`` command ends."""
     result = BenchmarkResult.measured(
         benchmark, figures, settings=settings, versions=versions, rows=rows, details=details
     )
