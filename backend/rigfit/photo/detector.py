@@ -32,11 +32,20 @@ class LandmarkDetector(Protocol):
 _BOX_TO_CROP = 1.5
 """Side of a crop / longer side of the box around the face: what the mesh network was trained on."""
 
-_SURE = 17.0
-"""Log-odds of presence of an upright clear face are above 20, of a face upside down below 13: between them, look in
-every rotation and keep the best."""
+_SURE = 15.5
+"""Log-odds of presence (mean over the crops): clear faces have 19…28, half-covered ones 16…19, faces upside down below
+13. Under this, look in every rotation and at every scale, and keep the best."""
 
-_ACCEPT = 3.0
+_ACCEPT = 6.0
+_ACCEPT_BESIDE_A_CLEAR_FACE = 9.0
+
+_MAX_WOBBLE, _MAX_WOBBLE_SURE = 0.04, 0.06
+"""Outer-eye distances: landmarks of clear faces differ by 0.010…0.018 between crops, of half-covered ones by up to
+0.035, of drawings, animals and patterns that pass for a face by 0.043…0.08 (none of those is above ``_SURE``)."""
+
+_EVEN_SCORE, _SCORE_STEP = 10.0, 2.5
+"""The score is 0.5 at the first log-odds: 0.9 and more for faces that need no warning, 0.99 for clear ones."""
+
 _MAX_RESIDUAL = 0.12
 """Root mean square distance to the standard face after a 3D similarity, in outer-eye distances: a plausible face."""
 
@@ -49,6 +58,10 @@ _TILE_PX = 192
 _TILE_STEP_PX = 144
 _SMALLEST_FOUND_PX = 12.0
 """The full-range detector finds faces from this width up (on its 192 px input)."""
+
+_MAX_REFINEMENTS = 7
+_CONVERGED_PX = 1.5
+"""Of the crop's 192 pixels, at its corners; what is left is averaged out by the jittered crops."""
 
 _JITTER = (  # scale, turn in degrees, shift in pixels of the crop
     (1.00, 0.0, 0.0, 0.0),
@@ -74,9 +87,18 @@ class _Candidate:
 
 @dataclass
 class _Mesh:
+    """What the mesh network says about a crop, or the mean of that over several crops."""
+
     points: np.ndarray  # (478,3) image pixels, z relative
-    presence: float
+    presence: float  # log-odds
     residual: float
+    to_crop: np.ndarray  # (2,3) the crop to look at next
+    spread: np.ndarray | None = None  # (478,) RMS deviation between the crops, image pixels
+
+    @property
+    def wobble(self) -> float:
+        """RMS deviation between the crops in outer-eye distances of the head."""
+        return 0.0 if self.spread is None else float(np.sqrt((self.spread**2).mean())) / _head_size(self.points)
 
 
 class MediapipeDetector:
@@ -109,17 +131,18 @@ class MediapipeDetector:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
             raise ValueError(f"a detector takes an (H,W,3) uint8 image, not {image.shape} {image.dtype}")
         self.load()
-        found: list[tuple[_Mesh, np.ndarray]] = []
+        found: list[_Mesh] = []
         for candidates in self._searches(image):
-            for candidate in candidates:
-                mesh, to_crop = self._refined(image, candidate)
-                if mesh.presence >= _ACCEPT and mesh.residual <= _MAX_RESIDUAL:
-                    found.append((mesh, to_crop))
+            refined = [self._refined(image, candidate) for candidate in candidates]
+            refined = [mesh for mesh in refined if mesh.presence >= _ACCEPT and mesh.residual <= _MAX_RESIDUAL]
+            averaged = [self._averaged(image, mesh) for mesh in _without_doubles(refined)]
+            found += [mesh for mesh in averaged if _is_face(mesh)]
             found = _without_doubles(found)
-            if any(mesh.presence >= _SURE for mesh, _ in found):
-                # What is far less certain beside a clear face is that face in a wrong rotation, or no face.
+            if found and found[0].presence >= _SURE:
+                # Beside a clear face, something uncertain is that face in a wrong rotation, or a pattern.
+                found = [mesh for mesh in found if mesh.presence >= _ACCEPT_BESIDE_A_CLEAR_FACE]
                 break
-        faces = [self._averaged(image, mesh, to_crop) for mesh, to_crop in found[:_MAX_FACES]]
+        faces = [_face(image, mesh) for mesh in found[:_MAX_FACES]]
         return sorted(faces, key=lambda f: (-round(f.box_area_px, 3), f.box_px))
 
     # --- boxes ------------------------------------------------------------------------------------------------------
@@ -134,7 +157,9 @@ class MediapipeDetector:
         for quarters in range(4):
             yield self._boxes(image, levels[0], quarters)
         for level in levels[1:]:
-            for quarters in range(4):
+            yield self._boxes(image, level, 0)
+        for level in levels[1:]:
+            for quarters in (1, 2, 3):
                 yield self._boxes(image, level, quarters)
 
     def _boxes(self, image: np.ndarray, level_px: int, quarters: int) -> list[_Candidate]:
@@ -201,46 +226,67 @@ class MediapipeDetector:
         from_crop = invert_2d(to_crop)
         zoom = scale_2d(from_crop)
         on_image = np.concatenate([apply_2d(from_crop, points[:, :2]), points[:, 2:] * zoom], axis=1)
-        return _Mesh(on_image, presence, _residual(on_image))
+        return _Mesh(on_image, presence, _residual(on_image), to_crop)
 
-    def _refined(self, image: np.ndarray, candidate: _Candidate) -> tuple[_Mesh, np.ndarray]:
-        """Two passes; a candidate that gets better (a box turned the wrong way) is followed up to four."""
+    def _refined(self, image: np.ndarray, candidate: _Candidate) -> _Mesh:
+        """Run, crop around the result, run again, until the crop stays where it is.
+
+        On clear faces the crop converges to one place from any start (a box half or twice as large, 90° off), in three
+        to five passes; candidates that are not faces wander and are given up after four.
+        """
         to_crop = candidate.to_crop
         patch = _Patch(image, to_crop)
-        best: tuple[_Mesh, np.ndarray] | None = None
-        for number in range(4):
+        best: _Mesh | None = None
+        for number in range(_MAX_REFINEMENTS):
             patch = patch if patch.covers(to_crop) else _Patch(image, to_crop)
             mesh = self._run(patch, to_crop)
-            if not np.isfinite(mesh.points).all():
+            if not math.isfinite(mesh.residual):
                 break
-            if best is None or mesh.presence > best[0].presence or mesh.presence >= _SURE:
-                best = (mesh, _crop_around(mesh.points))
-            if number >= 1 and (mesh.presence >= _SURE or mesh.presence < -8.0):
+            before, to_crop = to_crop, _crop_around(mesh.points)
+            mesh.to_crop = to_crop
+            clear = mesh.presence >= _SURE
+            if best is None or clear or mesh.presence > best.presence:
+                best = mesh
+            if clear and _moved_px(before, to_crop) < _CONVERGED_PX:
                 break
-            to_crop = _crop_around(mesh.points)
-        return best if best is not None else (_Mesh(np.zeros((478, 3)), -1e9, 1e9), to_crop)
+            if not clear and (number >= 3 or (number >= 1 and mesh.presence < -8.0)):
+                break
+        return best if best is not None else _Mesh(np.zeros((478, 3)), -math.inf, math.inf, to_crop)
 
-    def _averaged(self, image: np.ndarray, mesh: _Mesh, to_crop: np.ndarray) -> FaceLandmarks:
-        patch = _Patch(image, to_crop)
+    def _averaged(self, image: np.ndarray, mesh: _Mesh) -> _Mesh:
+        """The mean over jittered crops and their mirror images, and how much they differ."""
+        patch = _Patch(image, mesh.to_crop)
         runs = []
         for scale, turn, dx, dy in _JITTER[: max(1, self.passes // 2)]:
-            jittered = _compose(_jitter(scale, turn, dx, dy), to_crop)
+            jittered = _compose(_jitter(scale, turn, dx, dy), mesh.to_crop)
             runs.append(self._run(patch, jittered))
             if self.passes > 1:
                 runs.append(self._run(patch, jittered, mirrored=True))
-        points = np.mean([run.points for run in runs], axis=0)
+        each = np.stack([run.points for run in runs])
+        points = each.mean(axis=0)
+        spread = np.sqrt(((each[..., :2] - points[:, :2]) ** 2).sum(axis=2).mean(axis=0))
         presence = float(np.mean([run.presence for run in runs]))
-        low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
-        inside = ((points[:, :2] >= 0) & (points[:, :2] <= [image.shape[1], image.shape[0]])).all(axis=1)
-        roll_deg = math.degrees(_roll(points))
-        return FaceLandmarks(
-            points_px=np.ascontiguousarray(points[:, :2]),
-            depth=np.ascontiguousarray(points[:, 2]),
-            box_px=(float(low[0]), float(low[1]), float(high[0]), float(high[1])),
-            score=1.0 / (1.0 + math.exp(-max(-50.0, min(50.0, presence)))),
-            rotation_deg=round(roll_deg / 90.0) * 90 % 360,
-            visible=inside & ~self_occluded(points),
-        )
+        return _Mesh(points, presence, _residual(points), mesh.to_crop, spread)
+
+
+def _is_face(mesh: _Mesh) -> bool:
+    limit = _MAX_WOBBLE_SURE if mesh.presence >= _SURE else _MAX_WOBBLE
+    return mesh.presence >= _ACCEPT and mesh.wobble <= limit and mesh.residual <= _MAX_RESIDUAL
+
+
+def _face(image: np.ndarray, mesh: _Mesh) -> FaceLandmarks:
+    points = mesh.points
+    low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+    inside = ((points[:, :2] >= 0) & (points[:, :2] <= [image.shape[1], image.shape[0]])).all(axis=1)
+    return FaceLandmarks(
+        points_px=np.ascontiguousarray(points[:, :2]),
+        depth=np.ascontiguousarray(points[:, 2]),
+        box_px=(float(low[0]), float(low[1]), float(high[0]), float(high[1])),
+        score=1.0 / (1.0 + math.exp(-(mesh.presence - _EVEN_SCORE) / _SCORE_STEP)),
+        rotation_deg=round(math.degrees(_roll(points)) / 90.0) * 90 % 360,
+        visible=inside & ~self_occluded(points),
+        spread_px=mesh.spread,
+    )
 
 
 class _Patch:
@@ -276,6 +322,12 @@ def _compose(second: np.ndarray, first: np.ndarray) -> np.ndarray:
     linear = second[:, :2] @ first
     linear[:, 2] += second[:, 2]
     return linear
+
+
+def _moved_px(before: np.ndarray, after: np.ndarray) -> float:
+    """How far the corners of a crop move from one crop matrix to the next, in crop pixels."""
+    corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float64) * MESH_INPUT_PX
+    return float(np.abs(apply_2d(before, apply_2d(invert_2d(after), corners)) - corners).max())
 
 
 def _tile_starts(length: int) -> list[int]:
@@ -339,18 +391,18 @@ def _residual(points: np.ndarray) -> float:
     return float(np.sqrt(((moved - standard_face()[:468]) ** 2).sum(axis=1).mean()))
 
 
-def _without_doubles(found: list[tuple[_Mesh, np.ndarray]]) -> list[tuple[_Mesh, np.ndarray]]:
-    """Of faces whose boxes overlap by more than 40 % (intersection over the smaller box), keep the surest."""
-    kept: list[tuple[_Mesh, np.ndarray]] = []
-    for mesh, to_crop in sorted(found, key=lambda f: -f[0].presence):
+def _without_doubles(found: list[_Mesh]) -> list[_Mesh]:
+    """Of faces whose boxes share more than 40 % of the smaller one, keep the surest; the surest first."""
+    kept: list[_Mesh] = []
+    for mesh in sorted(found, key=lambda m: -m.presence):
         low, high = mesh.points[:, :2].min(axis=0), mesh.points[:, :2].max(axis=0)
-        for other, _ in kept:
+        for other in kept:
             other_low, other_high = other.points[:, :2].min(axis=0), other.points[:, :2].max(axis=0)
             shared = np.clip(np.minimum(high, other_high) - np.maximum(low, other_low), 0, None).prod()
             if shared > 0.4 * min((high - low).prod(), (other_high - other_low).prod()):
                 break
         else:
-            kept.append((mesh, to_crop))
+            kept.append(mesh)
     return kept
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,10 +17,13 @@ class FaceLandmarks:
     depth: (478,) float64, the detector's relative depth in pixels of the image; larger is further from the camera. NaN
         where unknown.
     box_px: (x0, y0, x1, y1) around the finite points; may reach beyond the image.
-    score: 0…1, how sure the detector is that this is a face; 1 for landmarks from a file.
+    score: 0…1, how sure the detector is that this is a face seen well; under 0.9 deserves a warning (strange view, half
+        covered). 1 for landmarks from a file.
     rotation_deg: 0, 90, 180 or 270: by how much the face is turned clockwise on the image, to the nearest quarter.
         ``points_px`` belong to the image as it was given, not to the upright one.
     visible: (478,) bool: False for points outside the image, hidden behind the face itself, or unknown.
+    spread_px: (478,) float64 or None: by how much (RMS) each point differs between the crops that were averaged. Large
+        where the detector guesses: under hair, a hand, a mask.
     """
 
     points_px: np.ndarray
@@ -29,6 +32,7 @@ class FaceLandmarks:
     score: float
     rotation_deg: int
     visible: np.ndarray
+    spread_px: np.ndarray | None = field(default=None, kw_only=True)
 
     @property
     def box_area_px(self) -> float:
