@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the default head in the current scene from a head description (`rigfit.rig.default_head`).
 
-One mesh object with a Basis and its shape keys, a material per part, and the appearance parameters as custom properties of
-the object, which the materials read with Attribute nodes: no drivers, no scripts. The object's custom property
-`rigfit` is a JSON string, {"pairs": {parameter: [plus key, minus key]}, "groups": {key or pair: group},
+One mesh object with a Basis and its shape keys, a material per part, and the appearance parameters as custom
+properties of the object, which the materials read with Attribute nodes: no drivers, no scripts. The object's custom
+property `rigfit` is a JSON string, {"pairs": {parameter: [plus key, minus key]}, "groups": {key or pair: group},
 "appearance": [property names], "parts": {material name: part}}, from which the exporter makes signed parameters.
 The face attribute `rigfit_part` holds the index of each polygon's part in the order of the rig spec's `parts`.
 """
@@ -24,7 +24,7 @@ NAME_BYTES = 63
 # Linear RGB. Skin from light to dark, seen in daylight.
 _SKIN_RAMP = (
     (0.00, (0.800, 0.545, 0.430)),
-    (0.25, (0.640, 0.385, 0.270)),
+    (0.25, (0.660, 0.378, 0.258)),
     (0.50, (0.430, 0.225, 0.135)),
     (0.75, (0.205, 0.093, 0.050)),
     (1.00, (0.062, 0.027, 0.016)),
@@ -61,16 +61,17 @@ def build_default_head(description_path: str | os.PathLike[str]) -> bpy.types.Ob
     bpy.context.scene.collection.objects.link(head)
     _shape_keys(head, meta, arrays)
     _appearance(head, meta)
+    parts: dict[str, str] = {}
     for name in meta["materials"]:
-        mesh.materials.append(_MATERIALS[name](name, meta))
+        material = _MATERIALS[name](name, meta)
+        mesh.materials.append(material)
+        parts[material.name] = _PART_OF_MATERIAL[name]
     head["rigfit"] = json.dumps(
         {
             "pairs": meta["pairs"],
             "groups": meta["groups"],
             "appearance": [item["name"] for item in meta["appearance"]],
-            "parts": {
-                material.name: _PART_OF_MATERIAL[name] for material, name in zip(mesh.materials, meta["materials"])
-            },
+            "parts": parts,
         }
     )
     mesh.update()
@@ -78,17 +79,8 @@ def build_default_head(description_path: str | os.PathLike[str]) -> bpy.types.Ob
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict, dict[str, np.ndarray]]:
-    names = (
-        "vertices",
-        "polygons",
-        "uv",
-        "part",
-        "material",
-        "attributes",
-        "key_offsets",
-        "key_vertices",
-        "key_deltas",
-    )
+    names = ("vertices", "polygons", "uv", "part", "material", "attributes")
+    names += ("key_offsets", "key_vertices", "key_deltas")
     try:
         with np.load(path, allow_pickle=False) as file:
             meta = json.loads(bytes(file["json"]).decode("utf-8"))
@@ -96,11 +88,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict, dict[str, np.ndarray]]:
         if meta.get("schema") != SCHEMA:
             raise ValueError(f"its schema is {meta.get('schema')!r}, not {SCHEMA!r}")
         count = len(arrays["vertices"])
-        if (
-            arrays["polygons"].min() < 0
-            or arrays["polygons"].max() >= count
-            or len(arrays["key_offsets"]) != len(meta["keys"]) + 1
-        ):
+        inside = arrays["polygons"].min() >= 0 and arrays["polygons"].max() < count
+        if not inside or len(arrays["key_offsets"]) != len(meta["keys"]) + 1:
             raise ValueError("its arrays do not fit together")
         long = [name for name in meta["keys"] if len(name.encode("utf-8")) > NAME_BYTES]
         if long:
@@ -125,7 +114,7 @@ def _mesh(meta: dict, arrays: dict[str, np.ndarray]) -> bpy.types.Mesh:
     mesh.polygons.foreach_set("use_smooth", ~cap)
     part = mesh.attributes.new("rigfit_part", "INT", "FACE")
     part.data.foreach_set("value", arrays["part"].astype(np.int32)[:count])
-    for name, values in zip(meta["attributes"], arrays["attributes"]):
+    for name, values in zip(meta["attributes"], arrays["attributes"], strict=True):
         attribute = mesh.attributes.new(name, "FLOAT", "POINT")
         attribute.data.foreach_set("value", np.ascontiguousarray(values, dtype=np.float32))
     mesh.update()
@@ -201,7 +190,7 @@ class _Tree:
 
     def math(self, operation: str, a: object, b: object = 0.0, c: object = 0.0, clamp: bool = False):
         node = self.node("ShaderNodeMath", operation=operation, use_clamp=clamp)
-        for socket, value in zip(node.inputs, (a, b, c)):
+        for socket, value in zip(node.inputs, (a, b, c), strict=False):
             self.set(socket, value)
         return node.outputs[0]
 
@@ -228,7 +217,7 @@ class _Tree:
         elements = node.color_ramp.elements
         while len(elements) < len(stops):
             elements.new(0.5)
-        for element, (position, colour) in zip(elements, stops):
+        for element, (position, colour) in zip(elements, stops, strict=True):
             element.position = position
             element.color = (*colour, 1.0)
         return node.outputs["Color"]
@@ -247,7 +236,7 @@ class _Tree:
         return node.outputs[0]
 
     def finish(self, alpha: object = None, **inputs: object) -> bpy.types.Material:
-        """Connect a Principled BSDF (argument names: spaces as underscores), behind a transparent one if alpha is given."""
+        """Connect a Principled BSDF (argument names: spaces as underscores); alpha lets the background through."""
         shader = self.node("ShaderNodeBsdfPrincipled")
         for name, value in inputs.items():
             self.set(shader.inputs[name.replace("_", " ")], value)
@@ -267,7 +256,7 @@ def _skin(name: str, meta: dict) -> bpy.types.Material:
     lip = tree.range(tree.attribute("lip"), 0.15, 0.75)
     tone = tree.ramp(tree.property("skin_tone"), _SKIN_RAMP)
 
-    blotch = tree.range(tree.noise(9.0, 3.0), 0.3, 0.7, 0.94, 1.05)
+    blotch = tree.range(tree.noise(9.0, 3.0), 0.3, 0.7, 0.90, 1.06)
     speckle = tree.range(tree.noise(140.0, 2.0), 0.3, 0.7, 0.95, 1.04)
     colour = tree.mix(1.0, tone, tree.math("MULTIPLY", blotch, speckle), "MULTIPLY")
     red = tree.mix(1.0, colour, (1.0, 0.70, 0.66), "MULTIPLY")
@@ -275,19 +264,25 @@ def _skin(name: str, meta: dict) -> bpy.types.Material:
     lid = tree.mix(1.0, colour, (0.86, 0.66, 0.62), "MULTIPLY")
     colour = tree.mix(tree.math("MULTIPLY", tree.attribute("lid"), 0.5), colour, lid)
     # A shaven scalp: the roots of the hair shine through as grey dots.
-    roots = tree.range(tree.noise(420.0, 1.0), 0.35, 0.6, 0.25, 0.6)
+    roots = tree.range(tree.noise(420.0, 1.0), 0.35, 0.6, 0.45, 0.95)
     stubble = tree.mix(1.0, colour, (0.48, 0.47, 0.50), "MULTIPLY")
     colour = tree.mix(tree.math("MULTIPLY", tree.attribute("scalp"), roots), colour, stubble)
 
     amount = tree.property("lip_color")
-    natural = tree.mix(1.0, tone, (0.86, 0.47, 0.46), "MULTIPLY")
+    natural = tree.mix(1.0, tone, (0.86, 0.58, 0.56), "MULTIPLY")
     lips = tree.mix(tree.math("MULTIPLY", amount, 2.0, clamp=True), tone, natural)
     painted = tree.math("MULTIPLY_ADD", amount, 2.0, -1.0, clamp=True)
     lips = tree.mix(tree.math("MULTIPLY", painted, 0.85), lips, (0.20, 0.012, 0.022))
     colour = tree.mix(lip, colour, lips)
 
-    pores = tree.bump(tree.noise(330.0, 2.0), 0.12, 0.0006)
-    folds = tree.bump(tree.noise(45.0, 3.0), 0.08, 0.002, pores)
+    pores = tree.bump(tree.noise(330.0, 2.0), 0.14, 0.0006)
+    folds = tree.bump(tree.noise(45.0, 3.0), 0.10, 0.002, pores)
+    # Lips: fine furrows from the mouth outwards, so noise that is stretched along Z.
+    place = tree.node("ShaderNodeVectorMath", operation="MULTIPLY")
+    tree.set(place.inputs[0], tree.node("ShaderNodeTexCoord").outputs["Generated"])
+    place.inputs[1].default_value = (1.0, 0.35, 0.12)
+    furrow = tree.math("MULTIPLY", tree.noise(150.0, 2.0, place.outputs["Vector"]), lip)
+    folds = tree.bump(furrow, 0.35, 0.0010, folds)
     return tree.finish(
         Base_Color=colour,
         Roughness=tree.math("MULTIPLY_ADD", lip, -0.14, 0.50),
@@ -482,7 +477,8 @@ def paint_brow(curve_mm: list, canvas_mm: list, pixels_per_mm: float = 18.0, hai
             np.interp(ahead, t, curve[:, 0]) - np.interp(behind, t, curve[:, 0]),
         )
         across = random.uniform(-1, 0.75)
-        # Near the nose hairs stand up; further out they lie along the brow, the lower ones rising, the upper ones sinking.
+        # Near the nose hairs stand up; further out they lie along the brow, the lower ones rising, the upper ones
+        # sinking.
         stand = np.radians(72) * np.exp(-s / 0.16)
         lie = np.radians(-24 * across + 10)
         angle = slope + stand + lie * (1 - np.exp(-s / 0.12)) + random.normal(0, 0.10)

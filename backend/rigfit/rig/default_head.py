@@ -38,19 +38,19 @@ target's effect on the head is exact. Eyeballs are new spheres with a round limb
 the motion of MakeHuman's coarse eye best (rotations about the eye's centre are affine, so ``eyeLook*`` is exact).
 Brows are copies of the skin's own polygons over the brow ridge, lifted off the skin, so they move with every key.
 
-What only moves, turns or scales the whole head belongs to the pose: from each identity key whose displacement is at least
-`RIGID_MINIMUM` a similarity, that part is removed (least squares over the skin's vertices in the seven generators
-of a linearised similarity: three translations, three rotations, one scale); keys that are `RIGID_POSE` or more such are
-left out. Local keys stay local.
+What only moves, turns or scales the whole head belongs to the pose: from each identity key of whose energy at least
+`RIGID_MINIMUM` is such a motion, that part is removed (least squares over the skin's vertices in the seven generators
+of a linearised similarity: three translations, three rotations, one scale); identity targets of which it is
+`RIGID_POSE` or more are left out. Local keys stay local.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,8 @@ OPPOSITES = (
 )
 
 DECIMETRE = 0.1
-NECK_RINGS = 5  # edge loops below the seam under the jaw: the last one runs round the base of the neck
+NECK_RINGS = 4  # edge loops below the seam under the jaw: the last one runs round the base of the neck
+FOOT_MM = 8.0
 RIGID_MINIMUM = 0.10
 RIGID_POSE = 0.95
 SMALLEST_KEY_MM = 0.05
@@ -199,7 +200,7 @@ def read_base_mesh(assets: Path) -> BaseMesh:
 
 
 def read_target(path: Path, count: int) -> Array:
-    """A MakeHuman target (``.target`` or ``.target.gz``; lines "vertex dx dy dz"): (count,3) float64 decimetres, Y up."""
+    """A MakeHuman target, ``.target`` or ``.target.gz`` with lines "vertex dx dy dz": (count,3) decimetres, Y up."""
     delta = np.zeros((count, 3))
     try:
         raw = path.read_bytes()
@@ -319,6 +320,7 @@ class _Head:
     part: NDArray[np.uint8]
     material: NDArray[np.uint8]
     copied: NDArray[np.int64]  # base vertex per head vertex; −1 for the computed ones
+    foot: NDArray[np.int64]  # head vertices below the neck's last loop; they keep one level
     cap: tuple[int, NDArray[np.int64]]  # head vertex, base vertices of which it is the mean
     eyes: list[tuple[slice, NDArray[np.int64], Array]]  # head vertices, base vertices, (n, m) weights
     attributes: Array
@@ -331,6 +333,7 @@ class _Head:
         known = self.copied >= 0
         out[known] = base_delta[self.copied[known]]
         out[self.cap[0]] = base_delta[self.cap[1]].mean(axis=0)
+        out[self.foot, 2] = out[self.cap[0], 2]
         for where, source, weights in self.eyes:
             out[where] = weights @ base_delta[source]
         return out
@@ -411,16 +414,16 @@ def _smoothstep(low: float, high: float, x: Array) -> Array:
 
 # The brow, seen from the front: millimetres outwards and upwards of the midline and of the eye's centre, half height.
 BROW_CURVE_MM = (
-    (9.5, 15.5, 3.6),
-    (14.0, 17.6, 4.4),
-    (21.0, 19.8, 4.2),
-    (29.0, 21.8, 3.8),
-    (37.0, 22.8, 3.2),
-    (44.0, 21.5, 2.5),
-    (50.0, 18.5, 1.7),
-    (54.0, 15.6, 0.9),
+    (9.0, 14.6, 4.3),
+    (14.0, 16.4, 5.2),
+    (21.0, 18.6, 5.0),
+    (29.0, 20.6, 4.5),
+    (37.0, 21.8, 3.9),
+    (44.0, 20.8, 3.1),
+    (50.0, 18.0, 2.2),
+    (54.0, 15.2, 1.3),
 )
-BROW_CANVAS_MM = (4.0, 8.0, 56.0, 22.0)  # left, bottom, width, height of the brow's UV square in the same coordinates
+BROW_CANVAS_MM = (0.0, 4.0, 62.0, 28.0)  # left, bottom, width, height of the brow's UV square in the same coordinates
 BROW_LIFT_MM = 0.25
 
 
@@ -483,16 +486,25 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
     computed: list[Array] = []  # positions in the base shape
     ids_of_computed = count
 
-    # Neck: a cap of quads over two border edges each, so that no light gets into the head.
+    # Below the neck's last loop a straight wall down to one level, closed by quads over two border edges each: a bust's
+    # foot instead of a ragged edge, and no light gets into the head.
+    foot = np.arange(ids_of_computed, ids_of_computed + len(neck))
+    ids_of_computed += len(neck)
+    at_foot = start[neck].copy()
+    at_foot[:, 2] = at_foot[:, 2].min() - FOOT_MM * 1e-3
+    computed.append(at_foot)
+    following = np.roll(np.arange(len(neck)), -1)
+    wall = np.stack([neck[following], neck, foot, foot[following]], axis=-1)
+    add(wall, np.zeros((len(wall), 4, 2)), part_id["other"], material_id["Skin"])
     cap_vertex = ids_of_computed
-    computed.append(start[neck].mean(axis=0)[None])
+    computed.append(at_foot.mean(axis=0)[None])
     ids_of_computed += 1
     first = np.arange(0, len(neck), 2)
     cap = np.stack(
-        [np.full(len(first), cap_vertex), neck[(first + 2) % len(neck)], neck[(first + 1) % len(neck)], neck[first]],
+        [np.full(len(first), cap_vertex), foot[(first + 2) % len(neck)], foot[(first + 1) % len(neck)], foot[first]],
         axis=-1,
     )
-    add(cap, np.full((len(cap), 4, 2), 0.0), part_id["other"], material_id["Skin"])
+    add(cap, np.zeros((len(cap), 4, 2)), part_id["other"], material_id["Skin"])
 
     eye_blocks: list[tuple[NDArray[np.int64], NDArray[np.int64], Array]] = []
     for source in eyes:
@@ -558,6 +570,7 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
     copied[: len(used)] = used
     brow_ids = renumber[np.arange(ids_of_computed - sum(map(len, brow_source)), ids_of_computed)]
     copied[brow_ids] = np.concatenate(brow_source)
+    copied[renumber[foot]] = neck
 
     head = _Head(
         polygons=renumber[everything],
@@ -565,6 +578,7 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
         part=np.concatenate(parts),
         material=np.concatenate(materials),
         copied=copied,
+        foot=renumber[foot],
         cap=(int(renumber[cap_vertex]), neck),
         eyes=[(slice(int(renumber[i[0]]), int(renumber[i[-1]]) + 1), s, w) for i, s, w in eye_blocks],
         attributes=np.zeros((len(ATTRIBUTES), total)),
@@ -577,7 +591,8 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
     at_skin = np.full(count, -1)
     at_skin[used] = np.arange(len(used))
     head.neutral[brow_ids] += normal[at_skin[copied[brow_ids]]] * BROW_LIFT_MM * 1e-3
-    head.mirror = _mirror(head, base, used)
+    left_brow, right_brow = np.split(brow_ids, [len(brow_source[0])])
+    head.mirror = _mirror(head, base, used, [(renumber[foot], renumber[foot]), (left_brow, right_brow)])
     _paint(head, base, assets, average, skin, skin_uv, is_mouth[keep], is_socket[keep], renumber)
 
     measured = np.zeros(total, dtype=bool)
@@ -586,20 +601,31 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
 
 
 def _frontmost(vertices: Array, polygons: NDArray[np.int64]) -> int:
-    """The vertex of the highest 10 % of the mesh that reaches furthest to the front: the tip of the nose."""
+    """The vertex of the body's uppermost 13 % (its head) that reaches furthest to the front: the tip of the nose."""
     ids = np.unique(polygons)
     z = vertices[ids, 2]
     ids = ids[z > z.max() - 0.13 * np.ptp(z)]
     return int(ids[np.argmin(vertices[ids, 1])])
 
 
-def _mirror(head: _Head, base: BaseMesh, used: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(V,) the head vertex on the other side: MakeHuman's table for copies, nearest mirrored point for the rest."""
-    at = np.full(len(base.vertices), -1)
-    at[used] = np.arange(len(used))
+def _mirror(
+    head: _Head,
+    base: BaseMesh,
+    used: NDArray[np.int64],
+    sheets: list[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> NDArray[np.int64]:
+    """(V,) the head vertex on the other side.
+
+    MakeHuman's table for copies; sheets: head vertices of the extra copies on the two sides (or twice the same); the
+    nearest mirrored point for eyeballs and cap.
+    """
     out = np.full(len(head.copied), -1)
-    out[: len(used)] = at[base.mirror[used]]
-    rest = np.arange(len(used), len(head.copied))
+    at = np.full(len(base.vertices), -1)
+    for side, other in [(np.arange(len(used)), np.arange(len(used))), *sheets, *((b, a) for a, b in sheets)]:
+        at[:] = -1
+        at[head.copied[other]] = other
+        out[side] = at[base.mirror[head.copied[side]]]
+    rest = np.nonzero(head.copied < 0)[0]
     flipped = head.neutral[rest] * (-1, 1, 1)
     distance = np.linalg.norm(flipped[:, None] - head.neutral[rest][None], axis=-1)
     out[rest] = rest[distance.argmin(axis=1)]
@@ -632,7 +658,7 @@ def _paint(
     eye = average[base.of("helper-l-eye")].mean(axis=0)
     p = head.neutral * (1, 1, 1)
     x, y, z = np.abs(p[:, 0]), p[:, 1], p[:, 2] - eye[2]
-    nose = p[renumber[_frontmost(average, skin)]]
+    nose = p[renumber[_frontmost(average, base.polygons[base.group == "body"])]]
 
     def blob(at: tuple[float, float, float], size: float) -> Array:
         return np.exp(-(((x - at[0]) ** 2 + (y - at[1]) ** 2 + (z - at[2]) ** 2) / (2 * size**2)))
@@ -646,7 +672,7 @@ def _paint(
     back = (y - eye[1]) / 0.2
     line = 0.082 - 0.10 * _smoothstep(0.15, 0.62, back) - 0.05 * _smoothstep(0.55, 0.95, back)
     line = line - 0.012 * _smoothstep(0.03, 0.06, x) * (1 - _smoothstep(0.2, 0.5, back))
-    scalp = _smoothstep(-0.006, 0.008, z - line) * (1 - ear)
+    scalp = _smoothstep(-0.012, 0.014, z - line) * (1 - ear)
     is_skin = np.zeros(len(p), dtype=bool)
     is_skin[ids[outside]] = True
     head.attributes[where["flush"]] = flush * is_skin
@@ -721,15 +747,14 @@ def _identity_targets(base: BaseMesh, assets: Path, asymmetric: bool, left_out: 
     return out
 
 
-MACRO_AGES = ("young", "old", "child")
 ANCESTRIES = ("african", "asian", "caucasian")
 
 
 def _macro(base: BaseMesh, assets: Path) -> tuple[Array, list[_Target]]:
     """MakeHuman's macro targets: the average adult (B,3) metres in Blender's frame, and linear keys around it.
 
-    MakeHuman's model: base + Σ over ancestry, sex, age of their target + Σ over sex, age, muscle, weight of theirs, each
-    weighted with the product of its factors. A macro key is the model at one factor's end minus the average.
+    MakeHuman's model: base + Σ over ancestry, sex, age of their target + Σ over sex, age, muscle, weight of theirs,
+    each weighted with the product of its factors. A macro key is the model at one factor's end minus the average.
     """
     count = len(base.vertices)
     folder = assets / "mpfb2/targets/macrodetails"
@@ -843,17 +868,16 @@ class HeadDescription:
             "json": np.frombuffer(json.dumps(self.meta, ensure_ascii=False).encode(), dtype=np.uint8),
             **{name: getattr(self, name) for name in _ARRAYS},
         }
-        temporary = None
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                temporary = Path(file.name)
+            with open(temporary, "wb") as file:
                 np.savez_compressed(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except OSError as error:
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise UserError(
                 f"{target} cannot be written ({error.strerror or error}): choose another folder.",
                 kind="file_unwritable",
