@@ -162,6 +162,7 @@ _PARAMETER_TYPES: dict[str, tuple[type, ...]] = {
     "pairs": (bool,),
     "transparent": (bool,),
     "denoise": (bool,),
+    "subsurface": (bool,),
     "gpu": (bool,),
 }
 
@@ -314,6 +315,7 @@ def studio_render(
     objects: list[str] | None = None,
     transparent: bool = False,
     denoise: bool = False,
+    subsurface: bool = True,
     gpu: bool = False,
     threads: int | None = None,
 ) -> dict:
@@ -331,6 +333,7 @@ def studio_render(
         objects=objects,
         transparent=transparent,
         denoise=denoise,
+        subsurface=subsurface,
         gpu=gpu,
         threads=threads,
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import bpy
 
 from ..messages import RigError
-from .scene import studio_scene
+from .scene import studio_scene, without_subsurface
 
 DEFAULT_SAMPLES = 16
 GPU_TYPES = ("OPTIX", "CUDA", "HIP", "METAL", "ONEAPI")
@@ -29,6 +29,7 @@ def render(
     objects: Iterable[str] | None = None,
     transparent: bool = False,
     denoise: bool = False,
+    subsurface: bool = True,
     gpu: bool = False,
     threads: int | None = None,
 ) -> dict:
@@ -38,6 +39,8 @@ def render(
     noise, 0…2³¹−1; the same seed gives the same picture. transparent: no background, RGBA with straight alpha.
     denoise: Open Image Denoise over the result, where this Blender has it (Debian's has not); off by default because it
     smooths what training data should keep.
+    subsurface: False leaves out the light that travels under the skin: on the default head half the time and less
+    noise, for a mean difference of half a grey level.
     gpu: use one if there is one. threads: CPU threads, all by default.
     Returns {"seconds": render and write, "device": "cpu" | "gpu", "denoised": bool}.
     RigError bad_request, bad_camera, bad_light, nothing_to_render, no_cycles, render_failed, file_unwritable.
@@ -51,6 +54,7 @@ def render(
         _render_result_gone(),
         studio_scene(camera, light=light, background=background, objects=objects, hide=hide) as scene,
         _cycles_device(scene, gpu) as device,
+        contextlib.nullcontext() if subsurface else without_subsurface(scene),
     ):
         denoised = _set_engine(scene, samples, seed, denoise, threads)
         _set_picture(scene, transparent)

@@ -30,17 +30,17 @@ LARGEST_COUNT = 1_000_000
 class SamplingConfig:
     """What is drawn. Pairs are (lowest, highest)."""
 
-    detail_deviation: float = 0.35
+    detail_deviation: float = 0.25
     """Standard deviation of the strength of an identity detail, before it is cut off."""
-    detail_cut: float = 0.95
+    detail_cut: float = 0.9
     """Largest strength of an identity detail."""
-    one_sided_active: float = 0.25
+    one_sided_active: float = 0.2
     """Probability that an identity parameter without a negative side (a head shape) is not at its default."""
-    region_limit: float = 1.3
+    region_limit: float = 0.9
     """Largest root sum of squares of the strengths of the details of one region."""
-    macro_deviation: float = 0.4
+    macro_deviation: float = 0.3
     """Standard deviation of the strength of age, weight and muscle."""
-    identity_percent: float = 3.0
+    identity_percent: float = 2.5
     """Largest RMS displacement of the face's vertices by identity details over all faces, in % of the face's size."""
     neutral_share: float = 0.25
     """Share of samples with a neutral expression."""

@@ -188,6 +188,40 @@ def _shown_objects(
 
 
 @contextlib.contextmanager
+def without_subsurface(scene: bpy.types.Scene) -> Iterator[None]:
+    """Light does not go under the surfaces of the scene's materials while the context lasts.
+
+    Takes subsurface weights that are plain numbers; one that a texture or a driver sets stays as it is.
+    """
+    trees = [
+        slot.material.node_tree
+        for item in scene.objects
+        for slot in item.material_slots
+        if slot.material is not None and slot.material.node_tree is not None
+    ]
+    changed: list[tuple[bpy.types.NodeSocket, float]] = []
+    seen: set[int] = set()
+    while trees:
+        tree = trees.pop()
+        if tree.as_pointer() in seen:
+            continue
+        seen.add(tree.as_pointer())
+        for node in tree.nodes:
+            if node.type == "GROUP" and node.node_tree is not None:
+                trees.append(node.node_tree)
+            elif node.type == "BSDF_PRINCIPLED":
+                weight = node.inputs["Subsurface Weight"]
+                if not weight.is_linked and weight.default_value:
+                    changed.append((weight, weight.default_value))
+                    weight.default_value = 0.0
+    try:
+        yield
+    finally:
+        for weight, value in changed:
+            weight.default_value = value
+
+
+@contextlib.contextmanager
 def _instanced_lights_off(shown: Iterable[bpy.types.Object]) -> Iterator[None]:
     """Lights inside collections that an empty instances come along with it; they are off while the context lasts."""
     lights = {
