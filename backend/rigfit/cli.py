@@ -34,8 +34,9 @@ WorkersOption = Annotated[Optional[int], typer.Option(min=1, help="Blender proce
 
 def main() -> None:
     """Entry point of the `rigfit` command."""
-    # Matrices here are small: more BLAS threads than this cost more than they bring.
-    os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
+    # The matrices are small: BLAS threads that wait for each other make a fit ten times slower on a busy machine.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     with_exit_codes(app)()
 
 

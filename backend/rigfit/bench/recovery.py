@@ -73,8 +73,7 @@ class _Errors:
 
     def add(self, found: NDArray, truth: NDArray, unit_mm: float, seconds: float = 0.0) -> None:
         """found, truth: (n,3) vertices of the region, rig frame, metres."""
-        scale, rotation, translation = similarity(found, truth)
-        after = np.linalg.norm(scale * found @ rotation.T + translation - truth, axis=1) * unit_mm
+        after = np.linalg.norm(similarity(found, truth).apply(found) - truth, axis=1) * unit_mm
         self.aligned.append(float(after.mean()))
         self.aligned_p95.append(float(np.percentile(after, 95)))
         self.plain.append(float(np.linalg.norm(found - truth, axis=1).mean() * unit_mm))

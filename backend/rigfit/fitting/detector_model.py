@@ -114,7 +114,7 @@ class DetectorModel:
                     name: np.asarray(arrays[name], np.float64)
                     for name in ("bias", "response", "mean", "sd", "noise_factor", "noise_diagonal")
                 },
-                samples=int(arrays["samples"]),
+                samples=int(np.ravel(arrays["samples"])[0]),
             )
         except KeyError as missing:
             raise UserError(

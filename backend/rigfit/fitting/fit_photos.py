@@ -43,9 +43,9 @@ def see_face(
     """Load a photo and find its face, or take the landmarks from a file."""
     photo = load_photo(path)
     if landmark_file is not None:
-        return SeenFace(photo, load_landmark_file(landmark_file), 1)
+        return SeenFace(photo, load_landmark_file(landmark_file, photo.image.shape[1::-1]), 1)
     found = detect_face(photo, detector, face)
-    return SeenFace(photo, found.face, found.count)
+    return SeenFace(photo, found, found.faces_found)
 
 
 def observe(seen: SeenFace, focal_px: float | None = None) -> Observation:
@@ -146,7 +146,7 @@ def verify(
     )
     error = None
     try:
-        on_render = detect_face(load_photo(out), detector).face
+        on_render = detect_face(load_photo(out), detector)
     except UserError:
         on_render = None
     if on_render is not None:

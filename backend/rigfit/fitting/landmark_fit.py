@@ -40,6 +40,7 @@ from rigfit.rig.blendshapes import PointModel, restrict
 from rigfit.rig.spec import RigSpec
 from rigfit.rig.surface import in_parts
 
+OUTLINE_STEPS = 4
 POSE_SIZE = 7  # rotation (3), shift of the face origin in the picture (2), log scale, log focal length
 
 
@@ -69,7 +70,7 @@ class LandmarkFitConfig:
     """Let outline landmarks of an uncalibrated detector follow the silhouette."""
     max_iterations: int = 30
     """Gauss–Newton steps at most, per pass."""
-    tolerance: float = 1e-4
+    tolerance: float = 1e-3
     """Stop when a step lowers the cost by less than this share."""
 
 
@@ -217,6 +218,38 @@ def bounded_quadratic(
     return x
 
 
+class _Moving:
+    """Points that the free parameters move; the others are folded into the base. Flat arrays: this is the hot path."""
+
+    def __init__(self, model: PointModel, free: NDArray[np.intp], start: NDArray[np.float64]) -> None:
+        fixed = start.copy()
+        fixed[free] = model.default[free]
+        self.free, self.default = free, model.default[free]
+        self.base = model.points(fixed).ravel()
+        self.positive = np.ascontiguousarray(model.positive[free].reshape(len(free), -1))
+        self.negative = np.ascontiguousarray(model.negative[free].reshape(len(free), -1))
+        self.same = bool(np.array_equal(self.positive, self.negative))
+
+    def points(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(P,) values → (L,3)."""
+        offset = values[self.free] - self.default
+        if self.same:
+            return (self.base + offset @ self.positive).reshape(-1, 3)
+        moved = np.maximum(offset, 0) @ self.positive + np.minimum(offset, 0) @ self.negative
+        return (self.base + moved).reshape(-1, 3)
+
+    def slope(self, values: NDArray[np.float64], side: NDArray[np.int8]) -> NDArray[np.float64]:
+        """(n,L,3) derivative for the free parameters. side: (n,) what a parameter at its default can do: 1, −1, 0 both."""
+        offset = values[self.free] - self.default
+        way = np.where(np.abs(offset) < 1e-9, side, np.sign(offset))
+        slope = self.positive.copy()
+        if not self.same:
+            slope[way < 0] = self.negative[way < 0]
+            both = way == 0
+            slope[both] = 0.5 * (self.positive[both] + self.negative[both])
+        return slope.reshape(len(slope), -1, 3)
+
+
 class _Photo:
     """One photo inside the solver: its measurements, its pose, its expression."""
 
@@ -311,8 +344,13 @@ class _Solver:
         for photo in self.photos:
             photo.pose.log_focal = float(np.clip(photo.pose.log_focal, *photo.focal_limits))
         self.values = np.tile(self.start, (len(self.photos), 1))
+        free = np.flatnonzero(self.free)
+        self.moving = _Moving(self.points, free, self.start)
+        self.column = np.cumsum(self.free) - 1
+        at = self.default[free]
+        self.side = (self.lower[free] >= at).astype(np.int8) - (self.upper[free] <= at).astype(np.int8)
         follow = config.follow_outline and not self.detector.calibrated
-        self.marching = _Outline(spec, self.frame, on_rig) if follow else None
+        self.marching = _Outline(spec, self.frame, on_rig, free, self.start) if follow else None
         self.cost_history: list[float] = []
 
     def _set_named(self, values: Mapping[str, float], what: str) -> None:
@@ -335,7 +373,7 @@ class _Solver:
     def _geometry(self, k: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """(l,3) landmarks of photo k in the face frame for (P,) values."""
         photo = self.photos[k]
-        points = self.points.points(values)[photo.index]
+        points = self.moving.points(values)[photo.index]
         if self.marching is not None:
             points = self.marching.replace(points, photo.index, values, k)
         return points
@@ -385,18 +423,6 @@ class _Solver:
             total += float(r @ (weight * r) - projected @ projected) + self._focal_prior(k, pose)
         return total
 
-    def _side(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(P,L,3) slope of the landmarks at `values`: the side of the default that each parameter is on."""
-        at_default = np.abs(values - self.default) < 1e-9
-        positive = (values > self.default)[:, None, None]
-        middle = 0.5 * (self.points.positive + self.points.negative)
-        only_up = at_default & (self.lower >= self.default)
-        only_down = at_default & (self.upper <= self.default)
-        slope = np.where(positive | only_up[:, None, None], self.points.positive, self.points.negative)
-        both = at_default & ~only_up & ~only_down
-        slope[both] = middle[both]
-        return slope
-
     def _normal_equations(self, free: NDArray[np.bool_], held, precision):
         """H (n,n) and g (n,) of the linearised cost over [free shared | per photo: free own, pose]."""
         shared = self.shared[free[self.shared]]
@@ -408,10 +434,11 @@ class _Solver:
             values, pose = self.values[k], photo.pose
             scale, _, _, roll = held[k]
             columns = np.concatenate([shared, own])
-            slope = self._side(values)[columns][:, photo.index]
+            taken = self.column[columns]
+            slope = self.moving.slope(values, self.side)[np.ix_(taken, photo.index)]
             points = self._geometry(k, values)
-            if self.marching is not None:
-                slope = self.marching.replace_slope(slope, photo.index, columns, values, k)
+            if self.marching is not None and len(columns):
+                slope = self.marching.replace_slope(slope, photo.index, taken, values, self.side, k)
             by_parameter, by_pose = landmark_jacobian(points, slope, pose)
             jac = np.concatenate([by_parameter, by_pose], axis=2) / scale
             jac = np.einsum("ij,ljn->lin", _unroll(roll), jac, optimize=True)
@@ -474,11 +501,12 @@ class _Solver:
             nu = self.config.student_dof
             photo.robust = np.ones(len(m2)) if np.isinf(nu) else np.minimum((nu + 2) / (nu + m2), 1.0)
 
-    def run(self, free: NDArray[np.bool_]) -> int:
+    def run(self, free: NDArray[np.bool_], max_iterations: int, tolerance: float) -> int:
         """Gauss–Newton over the free parameters and all poses; returns the number of steps."""
         damping, steps = 1e-3, 0
-        for _ in range(self.config.max_iterations):
-            if self.marching is not None:
+        for iteration in range(max_iterations):
+            # Choosing outline points anew for ever could alternate between two choices and never end.
+            if self.marching is not None and iteration < OUTLINE_STEPS:
                 for k, photo in enumerate(self.photos):
                     self.marching.follow(k, photo, self.values[k])
             held = [self._held(p.pose) for p in self.photos]
@@ -503,7 +531,7 @@ class _Solver:
                 photo.pose = pose
             damping = max(damping / 6, 1e-6)
             self._renew_weights()
-            if now - then < self.config.tolerance * now:
+            if now - then < tolerance * now:
                 break
         return steps
 
@@ -556,7 +584,9 @@ class _Outline:
 
     REACH, HALF_ANGLE = 0.55, np.radians(5.0)
 
-    def __init__(self, spec: RigSpec, frame: FaceFrame, on_rig: PointModel) -> None:
+    def __init__(
+        self, spec: RigSpec, frame: FaceFrame, on_rig: PointModel, free: NDArray[np.intp], start: NDArray[np.float64]
+    ) -> None:
         vertices = frame.to_face(spec.neutral)
         neutral = frame.to_face(on_rig.neutral)
         skin = np.unique(spec.triangles[in_parts(spec, "skin")])
@@ -578,12 +608,18 @@ class _Outline:
             corner_triangle[spec.triangles[:, slot]] = np.arange(len(spec.triangles))
             corner_slot[spec.triangles[:, slot]] = slot
         at = restrict(spec, corner_triangle[used].astype(np.int32), np.eye(3)[corner_slot[used]])
-        self.model = PointModel(
+        model = PointModel(
             frame.to_face(at.neutral),
             frame.direction_to_face(at.positive),
             frame.direction_to_face(at.negative),
             at.default,
         )
+        self.moving = _Moving(model, free, start)
+        self.outward = {
+            landmark: model.neutral[[self.row_of[int(v)] for v in rows]].mean(axis=0) * (1, 1, 0)
+            for landmark, rows in self.candidates.items()
+            if len(rows)
+        }
         triangles = spec.triangles[spec.landmarks.triangle] if spec.landmarks is not None else np.zeros((0, 3), int)
         corners = vertices[triangles]
         normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
@@ -593,42 +629,37 @@ class _Outline:
     def follow(self, k: int, photo: _Photo, values: NDArray[np.float64]) -> None:
         """Choose the candidates of photo k for the present pose and values."""
         taken: dict[int, int] = {}
-        points = self.model.points(values)
-        pixels = project_face(points, photo.pose, photo.principal)
+        pixels = project_face(self.moving.points(values), photo.pose, photo.principal)
         middle = project_face(np.zeros((1, 3)), photo.pose, photo.principal)[0]
         view = -photo.pose.translation @ photo.pose.rotation
         view = view / np.linalg.norm(view)
-        for landmark, candidates in self.candidates.items():
-            if len(candidates) == 0 or self.normal[landmark] @ view > 0.15:
+        for landmark, outward in self.outward.items():
+            if self.normal[landmark] @ view > 0.15:
                 continue
-            rows = np.array([self.row_of[int(v)] for v in candidates])
-            outward = photo.pose.rotation @ np.append(np.asarray(self._direction(landmark)), 0.0)
-            flat = outward[:2] / max(float(np.linalg.norm(outward[:2])), 1e-9)
+            rows = np.array([self.row_of[int(v)] for v in self.candidates[landmark]])
+            flat = (photo.pose.rotation @ outward)[:2]
             taken[landmark] = int(rows[np.argmax((pixels[rows] - middle) @ flat)])
         self.taken[k] = taken
 
-    def _direction(self, landmark: int) -> tuple[float, float]:
-        point = self.model.neutral[[self.row_of[int(v)] for v in self.candidates[landmark]]].mean(axis=0)
-        return float(point[0]), float(point[1])
-
-    def replace(self, points, index, values, k):
-        taken = self.taken.get(k)
-        if not taken:
-            return points
+    def _where(self, index: NDArray[np.intp], k: int) -> tuple[NDArray[np.intp], list[int]]:
+        taken = self.taken.get(k, {})
         where = np.flatnonzero(np.isin(index, list(taken)))
-        rows = [taken[int(i)] for i in index[where]]
-        points = points.copy()
-        points[where] = self.model.points(values)[rows]
+        return where, [taken[int(i)] for i in index[where]]
+
+    def replace(
+        self, points: NDArray[np.float64], index: NDArray[np.intp], values: NDArray[np.float64], k: int
+    ) -> NDArray[np.float64]:
+        """(l,3) landmarks of photo k with those on the outline moved to their candidates."""
+        where, rows = self._where(index, k)
+        if len(where):
+            points[where] = self.moving.points(values)[rows]
         return points
 
-    def replace_slope(self, slope, index, columns, values, k):
-        taken = self.taken.get(k)
-        if not taken:
-            return slope
-        where = np.flatnonzero(np.isin(index, list(taken)))
-        rows = [taken[int(i)] for i in index[where]]
-        above = (values >= self.model.default)[columns][:, None, None]
-        slope[:, where] = np.where(above, self.model.positive[columns][:, rows], self.model.negative[columns][:, rows])
+    def replace_slope(self, slope, index, taken, values, side, k):
+        """The same for their derivatives (n,l,3); taken: (n,) which of the free parameters."""
+        where, rows = self._where(index, k)
+        if len(where):
+            slope[:, where] = self.moving.slope(values, side)[np.ix_(taken, rows)]
         return slope
 
 
@@ -647,15 +678,15 @@ def fit_landmarks(
     config = config or LandmarkFitConfig()
     solver = _Solver(spec, observations, config, locked or {}, initial or {})
     # The camera first, with the face as it is: parameters must not explain what a turn of the head explains.
-    solver.run(np.zeros(len(solver.names), bool))
-    steps = solver.run(solver.free)
+    solver.run(np.zeros(len(solver.names), bool), 8, 1e-2)
+    steps = solver.run(solver.free, config.max_iterations, config.tolerance)
     deviation = solver.posterior(solver.free)
     information = np.where(solver.free, 1 - (deviation / solver.sd) ** 2, 0.0)
     identifiable = solver.free & (information >= config.identifiable_information)
     dropped = solver.free & ~identifiable
     if dropped.any():
         solver.values[:, dropped] = solver.start[dropped]
-        steps += solver.run(identifiable)
+        steps += solver.run(identifiable, config.max_iterations, config.tolerance)
     return LandmarkFit(
         photos=[_photo_fit(solver, k) for k in range(len(solver.photos))],
         standard_deviation=deviation,
