@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from rigfit.rig.spec import RigSpec
 
 app = typer.Typer(
-    help="Fit any face rig in Blender to a photo.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    help="Fit any face rig in Blender to a photo.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
 )
 rig_app = typer.Typer(help="Make, export, inspect and calibrate rigs.", no_args_is_help=True)
 bench_app = typer.Typer(help="Published measurements, each against its peer in the same run.", no_args_is_help=True)
@@ -27,9 +30,13 @@ app.add_typer(bench_app, name="bench")
 
 BlenderOption = Annotated[
     Optional[str],  # noqa: UP045 typer reads the annotation at run time
-    typer.Option("--blender", help="A Blender executable, or a Python that has bpy. Default: RIGFIT_BLENDER, bpy, PATH."),
+    typer.Option(
+        "--blender", help="A Blender executable, or a Python that has bpy. Default: RIGFIT_BLENDER, bpy, PATH."
+    ),
 ]
-WorkersOption = Annotated[Optional[int], typer.Option(min=1, help="Blender processes side by side. Default: the cores, at most 4.")]  # noqa: UP045
+WorkersOption = Annotated[
+    Optional[int], typer.Option(min=1, help="Blender processes side by side. Default: the cores, at most 4.")
+]  # noqa: UP045
 
 
 def main() -> None:
@@ -68,7 +75,9 @@ def rig_default(
             return
         with progress_bar("default head") as progress:
             spec, complete = default_rig(worker, out, out.with_suffix(".npz"), progress)
-        say(f"{out}: {len(spec.neutral):,} vertices, {len(spec.parameters)} parameters; rig spec {out.with_suffix('.npz')}")
+        say(
+            f"{out}: {len(spec.neutral):,} vertices, {len(spec.parameters)} parameters; rig spec {out.with_suffix('.npz')}"
+        )
         if not complete:
             say(f"It has no landmarks yet: rigfit rig landmarks {out} {out.with_suffix('.npz')}")
 
@@ -77,8 +86,15 @@ def rig_default(
 def rig_export(
     blend: Annotated[Path, typer.Argument(help="The artist's file.")],
     out: Annotated[Path, typer.Argument(help="The rig spec (.npz) to write.")],
-    objects: Annotated[Optional[list[str]], typer.Option("--object", help="Mesh to export; repeat for more. Default: all with shape keys, and their parts.")] = None,  # noqa: UP045
-    pairs: Annotated[bool, typer.Option(help="Opposite keys (-decr/-incr, -in/-out …) become one signed parameter.")] = True,
+    objects: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--object", help="Mesh to export; repeat for more. Default: all with shape keys, and their parts."
+        ),
+    ] = None,  # noqa: UP045
+    pairs: Annotated[
+        bool, typer.Option(help="Opposite keys (-decr/-incr, -in/-out …) become one signed parameter.")
+    ] = True,
     landmarks: Annotated[bool, typer.Option(help="Also find the face landmarks on the rig.")] = True,
     blender: BlenderOption = None,
 ) -> None:
@@ -89,7 +105,9 @@ def rig_export(
         worker.call("file.open", path=blend)
         with progress_bar("export") as progress:
             told = worker.call("rig.export", progress=progress, out=str(out), objects=objects, pairs=pairs)
-        say(f"{out}: {told['vertices']:,} vertices, {told['triangles']:,} triangles, {_count(told['parameters'])} parameters")
+        say(
+            f"{out}: {told['vertices']:,} vertices, {told['triangles']:,} triangles, {_count(told['parameters'])} parameters"
+        )
         for left in told["left_out"]:
             say(f"  left out: {left['name']}: {left['reason']}")
         for warning in told["warnings"]:
@@ -119,7 +137,9 @@ def _embed(worker: BlenderWorker, spec_path: Path) -> RigSpec:
     spec = spec.with_landmarks(embedding)
     spec.save(spec_path)
     found = embedding.triangle >= 0
-    say(f"{spec_path}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}")
+    say(
+        f"{spec_path}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}"
+    )
     return spec
 
 
@@ -142,7 +162,9 @@ def rig_landmarks(
             embedding = embed_landmarks(worker, spec, MediapipeDetector(), progress)
     rig.with_landmarks(embedding).save(spec)
     found = embedding.triangle >= 0
-    say(f"{spec}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}")
+    say(
+        f"{spec}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}"
+    )
 
 
 @rig_app.command("calibrate")
@@ -153,7 +175,9 @@ def rig_calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the random faces.")] = 1,
     size_px: Annotated[int, typer.Option(help="Size of the renders.")] = 256,
     samples: Annotated[int, typer.Option(help="Cycles samples a pixel.")] = 12,
-    work: Annotated[Optional[Path], typer.Option(help="Folder that lets an interrupted run go on. Default: beside the spec.")] = None,  # noqa: UP045
+    work: Annotated[
+        Optional[Path], typer.Option(help="Folder that lets an interrupted run go on. Default: beside the spec.")
+    ] = None,  # noqa: UP045
     workers: WorkersOption = None,
     blender: BlenderOption = None,
 ) -> None:
@@ -200,7 +224,9 @@ def rig_inspect(
             table.add_row(p.name, p.group, f"{p.minimum:g}", f"{p.maximum:g}", f"{p.default:g}", sources)
         Console().print(table)
     state = "calibrated" if rig.detector else "not calibrated (rigfit rig calibrate)"
-    say(f"from {rig.source or 'unknown'} by Blender {rig.blender_version or '?'}, rig hash {rig.rig_hash[:12]}, detector {state}")
+    say(
+        f"from {rig.source or 'unknown'} by Blender {rig.blender_version or '?'}, rig hash {rig.rig_hash[:12]}, detector {state}"
+    )
     for item in rig.left_out:
         say(f"  left out: {item.name}: {item.reason}")
     for warning in rig.warnings:
@@ -215,13 +241,21 @@ def rig_inspect(
 def fit(
     photos: Annotated[list[Path], typer.Argument(help="Photos of one person.")],
     rig: Annotated[Optional[Path], typer.Option(help="Rig spec (.npz). Default: the default head.")] = None,  # noqa: UP045
-    blend: Annotated[Optional[Path], typer.Option(help="The rig's .blend: a fitted copy is written, and Blender renders it.")] = None,  # noqa: UP045
-    lock: Annotated[Optional[list[str]], typer.Option(help="NAME=VALUE keeps a parameter at a value, NAME at its default; repeat.")] = None,  # noqa: UP045
+    blend: Annotated[
+        Optional[Path], typer.Option(help="The rig's .blend: a fitted copy is written, and Blender renders it.")
+    ] = None,  # noqa: UP045
+    lock: Annotated[
+        Optional[list[str]], typer.Option(help="NAME=VALUE keeps a parameter at a value, NAME at its default; repeat.")
+    ] = None,  # noqa: UP045
     solve: Annotated[str, typer.Option(help="both, identity or expression.")] = "both",
     face: Annotated[Optional[int], typer.Option(min=0, help="Which face, 0 is the largest.")] = None,  # noqa: UP045
-    landmarks: Annotated[Optional[list[Path]], typer.Option(help="Landmark file (JSON) instead of the detector, one a photo.")] = None,  # noqa: UP045
+    landmarks: Annotated[
+        Optional[list[Path]], typer.Option(help="Landmark file (JSON) instead of the detector, one a photo.")
+    ] = None,  # noqa: UP045
     initial: Annotated[Optional[Path], typer.Option(help="Fit result to start from.")] = None,  # noqa: UP045
-    focal_mm: Annotated[Optional[float], typer.Option(help="Focal length, 35 mm equivalent. Default: EXIF, else solved.")] = None,  # noqa: UP045
+    focal_mm: Annotated[
+        Optional[float], typer.Option(help="Focal length, 35 mm equivalent. Default: EXIF, else solved.")
+    ] = None,  # noqa: UP045
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("fit"),
     blender: BlenderOption = None,
 ) -> None:
@@ -258,7 +292,9 @@ def demo(
 
 
 @app.command()
-def doctor(json_form: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False, blender: BlenderOption = None) -> None:
+def doctor(
+    json_form: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False, blender: BlenderOption = None
+) -> None:
     """Check this machine: Python, packages, models, Blender, assets; with a fix for each thing that fails."""
     from rigfit import doctor as checks
 
@@ -297,7 +333,9 @@ def bench_recovery(
             blend, rig, MediapipeDetector(), count=count, seed=seed, method=method, blender=found, workers=workers,
             progress=progress, keep=keep,
         )  # fmt: skip
-    raise SystemExit(finish("recovery", measured.figures, rows=measured.rows, details=measured.faces, out=out, check=check))
+    raise SystemExit(
+        finish("recovery", measured.figures, rows=measured.rows, details=measured.faces, out=out, check=check)
+    )
 
 
 def _check_output(path: Path, suffix: str) -> None:

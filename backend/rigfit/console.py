@@ -23,7 +23,8 @@ def say(text: str) -> None:
 def progress_bar(title: str) -> Iterator[Progress]:
     """A progress bar with the time left, on standard error; plain lines when that is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     if not console.is_terminal:

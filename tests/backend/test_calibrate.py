@@ -4,10 +4,10 @@ import pytest
 from mask_rig import camera_for, mask_rig, random_values
 from rigfit.errors import UserError
 from rigfit.fitting.calibrate import detector_errors, learn_detector_model
+from rigfit.fitting.detector_model import DetectorModel
 from rigfit.fitting.face_frame import landmark_model
 from rigfit.fitting.landmark_fit import Observation, fit_landmarks
 from test_landmark_fit import calibrated
-from rigfit.fitting.detector_model import DetectorModel
 
 
 def detections(spec, model, count, seed):
@@ -77,7 +77,7 @@ def test_bias_response_and_noise_are_learned(world):
     before = np.sqrt(np.nanmean(np.square(errors)))
     assert unexplained < 1.15 * floor
     assert unexplained < 0.6 * before
-    told = np.sqrt(np.mean((learned.noise_diagonal + (learned.noise_factor**2).sum(axis=1))))
+    told = np.sqrt(np.mean(learned.noise_diagonal + (learned.noise_factor**2).sum(axis=1)))
     assert 0.85 < told / floor < 1.25
 
 

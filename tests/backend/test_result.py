@@ -33,7 +33,9 @@ def test_a_result_of_another_rig_says_what_differs():
     spec = mask_rig()
     from dataclasses import replace
 
-    other = replace(spec, parameters=(replace(spec.parameters[0], name="snout-width"), *spec.parameters[1:]), rig_hash="")
+    other = replace(
+        spec, parameters=(replace(spec.parameters[0], name="snout-width"), *spec.parameters[1:]), rig_hash=""
+    )
     with pytest.raises(UserError, match="nose-width"):
         a_result(spec).check_rig(other)
     moved = replace(spec, neutral=(spec.neutral * 1.1).astype(np.float32), rig_hash="")

@@ -51,7 +51,7 @@ def face_region(spec: RigSpec) -> NDArray[np.intp]:
     outline = outline[np.isfinite(outline).all(axis=1)]
     vertices = frame.to_face(spec.neutral)
     mask = Image.new("1", (600, 600))
-    to_pixel = lambda p: (p[:, :2] * 150 + 300)  # noqa: E731
+    to_pixel = lambda p: p[:, :2] * 150 + 300  # noqa: E731
     ImageDraw.Draw(mask).polygon([(float(x), float(y)) for x, y in to_pixel(outline)], fill=1)
     pixel = np.clip(to_pixel(vertices).round().astype(int), 0, 599)
     inside = np.asarray(mask)[pixel[:, 1], pixel[:, 0]]
@@ -197,9 +197,23 @@ def _report(errors, names, method, faces, failures, outside, landmark_percent, p
     figures = [
         Figure(f"aligned vertex error, {method} / {peer}", own / baselines[peer], "ratio", None, 0.65, "lower"),
         Figure(f"aligned vertex error, {method}", own, "mm", spread, None, "lower"),
-        Figure(f"aligned vertex error, 95th percentile over the face, {method}", float(rows[2]["aligned p95 mm"]), "mm", None, None, "lower"),
+        Figure(
+            f"aligned vertex error, 95th percentile over the face, {method}",
+            float(rows[2]["aligned p95 mm"]),
+            "mm",
+            None,
+            None,
+            "lower",
+        ),
         Figure(f"aligned vertex error, {peer}", baselines[peer], "mm", None, None, "lower"),
-        Figure("aligned vertex error, true landmark positions", float(rows[3]["aligned mean mm"]), "mm", None, None, "lower"),
+        Figure(
+            "aligned vertex error, true landmark positions",
+            float(rows[3]["aligned mean mm"]),
+            "mm",
+            None,
+            None,
+            "lower",
+        ),
         Figure("failures", 100 * failures / count, "%", None, 2.0, "lower"),
         Figure("fits with a value outside its limits or not a number", float(outside), "fits", None, 0.0, "lower"),
         Figure("parameter error, identifiable parameters", _mean(parameter_error), "% of range", None, None, "lower"),

@@ -87,7 +87,12 @@ def random_faces(
                 picture = folder / f"{seed}-{index:06d}.png"
                 worker.call("rig.apply", spec=str(spec_path), values=named)
                 worker.call(
-                    "studio.render", camera=camera.to_json(), light=lights[row], samples=samples, seed=index, out=str(picture)
+                    "studio.render",
+                    camera=camera.to_json(),
+                    light=lights[row],
+                    samples=samples,
+                    seed=index,
+                    out=str(picture),
                 )
             finally:
                 with lock:

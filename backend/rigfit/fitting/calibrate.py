@@ -20,7 +20,8 @@ from rigfit.errors import UserError
 from rigfit.files import write_atomically
 from rigfit.fitting.detector_model import DetectorModel, pose_basis
 from rigfit.fitting.face_frame import FaceFrame, head_angles, landmark_model
-from rigfit.fitting.landmark_fit import LandmarkFitConfig, prior_sd
+from rigfit.fitting.landmark_fit import LandmarkFitConfig
+from rigfit.fitting.prepared import prior_sd
 from rigfit.photo.landmarks import LandmarkDetector, detect_face
 from rigfit.photo.load import load_photo
 from rigfit.render.camera import Camera
@@ -65,7 +66,9 @@ def learn_detector_model(
     UserError kind ``calibration_failed`` when too few detections are of any use.
     """
     errors, bases = detector_errors(spec, values, cameras, detected)
-    size = np.nanmedian(np.where(np.isfinite(errors).any(axis=(1, 2))[:, None], np.linalg.norm(errors, axis=2), 9.0), axis=1)
+    size = np.nanmedian(
+        np.where(np.isfinite(errors).any(axis=(1, 2))[:, None], np.linalg.norm(errors, axis=2), 9.0), axis=1
+    )
     good = size < GROSS_ERROR
     if good.sum() < MIN_SAMPLES:
         raise UserError(
@@ -158,7 +161,9 @@ def calibrate(
     """
     spec = RigSpec.load(spec_path)
     if count < MIN_SAMPLES:
-        raise UserError(f"{count} samples are too few to calibrate: at least {MIN_SAMPLES} are needed.", kind="bad_option")
+        raise UserError(
+            f"{count} samples are too few to calibrate: at least {MIN_SAMPLES} are needed.", kind="bad_option"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / f"detections-{spec.rig_hash[:12]}-{_embedding_key(spec)}-{seed}-{size_px}-{samples}.npz"
     done = _load(store)
@@ -226,8 +231,8 @@ def _load(store: Path) -> dict:
     done = {}
     for row, index in enumerate(a["index"]):
         width, height, focal, cx, cy = a["intrinsics"][row]
-        camera = Camera(int(width), int(height), float(focal), np.array([cx, cy]), a["rotation"][row], a["translation"][row])
+        camera = Camera(
+            int(width), int(height), float(focal), np.array([cx, cy]), a["rotation"][row], a["translation"][row]
+        )
         done[int(index)] = (a["values"][row], camera, a["detected"][row])
     return done
-
-

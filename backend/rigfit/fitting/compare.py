@@ -17,7 +17,9 @@ PANEL_PX, GAP_PX, LINE_PX = 480, 8, 20
 INK, PAPER, DETECTED, FITTED = (235, 235, 235), (28, 28, 30), (90, 220, 255), (255, 170, 60)
 
 
-def comparison(seen: SeenFace, result: FitResult, index: int, fitted_px: np.ndarray, render: Path | None) -> Image.Image:
+def comparison(
+    seen: SeenFace, result: FitResult, index: int, fitted_px: np.ndarray, render: Path | None
+) -> Image.Image:
     """One picture for photo `index`. fitted_px: (478,2) landmarks of the fit in the photo, pixels, NaN where unused."""
     camera, square = face_crop(result.photos[index].camera, seen.face.box_px, PANEL_PX)
     crop = _crop(seen.photo.image, square, PANEL_PX)

@@ -118,7 +118,8 @@ class DetectorModel:
             )
         except KeyError as missing:
             raise UserError(
-                f"The detector model in the rig spec lacks {missing}: run `rigfit rig calibrate` again.", kind="bad_spec"
+                f"The detector model in the rig spec lacks {missing}: run `rigfit rig calibrate` again.",
+                kind="bad_spec",
             ) from None
         landmarks = model.bias.shape[1]
         shapes_agree = (

@@ -72,6 +72,15 @@ class FaceFrame:
         """(…,3) displacements in the rig frame, metres → face frame."""
         return np.asarray(vectors, np.float64) @ self.axes.T / self.size
 
+    def model_to_face(self, model: PointModel) -> PointModel:
+        """The same points and shapes in the face frame."""
+        return PointModel(
+            self.to_face(model.neutral),
+            self.direction_to_face(model.positive),
+            self.direction_to_face(model.negative),
+            model.default,
+        )
+
     def camera_to_rig(
         self, rotation: NDArray[np.floating], translation: NDArray[np.floating]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

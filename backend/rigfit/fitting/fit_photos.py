@@ -91,9 +91,13 @@ def _photo_result(spec: RigSpec, seen: SeenFace, fit: PhotoFit) -> PhotoResult:
     if fit.coverage < LOW_COVERAGE:
         warnings.append(f"Only {fit.coverage:.0%} of the face agrees with the rig: something may cover it.")
     if fit.error_percent > LARGE_ERROR_PERCENT:
-        warnings.append("The landmarks are matched badly: the face may be drawn, covered or far from what the rig can do.")
+        warnings.append(
+            "The landmarks are matched badly: the face may be drawn, covered or far from what the rig can do."
+        )
     if seen.faces_found > 1:
-        warnings.append(f"{seen.faces_found} faces found, the chosen one is {seen.face.width_px:.0f} px wide; --face N takes another.")
+        warnings.append(
+            f"{seen.faces_found} faces found, the chosen one is {seen.face.width_px:.0f} px wide; --face N takes another."
+        )
     height, width = seen.photo.image.shape[:2]
     expression = {p.name: float(fit.values[j]) for j, p in enumerate(spec.parameters) if p.group == "expression"}
     return PhotoResult(
@@ -111,7 +115,9 @@ def _photo_result(spec: RigSpec, seen: SeenFace, fit: PhotoFit) -> PhotoResult:
     )
 
 
-def face_crop(camera: Camera, box_px: Sequence[float], size_px: int = VERIFY_SIZE_PX) -> tuple[Camera, NDArray[np.float64]]:
+def face_crop(
+    camera: Camera, box_px: Sequence[float], size_px: int = VERIFY_SIZE_PX
+) -> tuple[Camera, NDArray[np.float64]]:
     """A camera that sees only the square around the face, and the square (x0, y0, side) in pixels of the photo."""
     x0, y0, x1, y1 = box_px
     side = CROP_MARGIN * max(x1 - x0, y1 - y0)
@@ -142,7 +148,14 @@ def verify(
     worker.call("rig.apply", spec=str(spec_path), values=result.values(photo))
     camera, square = face_crop(result.photos[photo].camera, seen[photo].face.box_px)
     worker.call(
-        "studio.render", camera=camera.to_json(), samples=VERIFY_SAMPLES, seed=0, light=light, denoise=True, transparent=True, out=str(out)
+        "studio.render",
+        camera=camera.to_json(),
+        samples=VERIFY_SAMPLES,
+        seed=0,
+        light=light,
+        denoise=True,
+        transparent=True,
+        out=str(out),
     )
     error = None
     try:
@@ -158,5 +171,7 @@ def verify(
         error = error if np.isfinite(error) else None
     return result.with_verification(
         photo,
-        Verification(on_render is not None, error, str(worker.hello.get("blender_version", "")), time.perf_counter() - start),
+        Verification(
+            on_render is not None, error, str(worker.hello.get("blender_version", "")), time.perf_counter() - start
+        ),
     )

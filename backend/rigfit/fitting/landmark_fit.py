@@ -32,16 +32,19 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from rigfit.errors import UserError
-from rigfit.fitting.detector_model import DetectorModel
-from rigfit.fitting.face_frame import FaceFrame, head_angles, landmark_model
+from rigfit.fitting.bounded import bounded_quadratic
+from rigfit.fitting.face_frame import head_angles
+from rigfit.fitting.moving_points import MovingPoints
+from rigfit.fitting.outline import Outline
+from rigfit.fitting.prepared import prepare
+from rigfit.fitting.projection import POSE_SIZE, Pose, landmark_jacobian, project_face
 from rigfit.photo import mesh478
-from rigfit.render.camera import FULL_FRAME_WIDTH_MM, Camera, rotation_from_vector
-from rigfit.rig.blendshapes import PointModel, restrict
+from rigfit.render.camera import FULL_FRAME_WIDTH_MM, Camera
+from rigfit.rig.blendshapes import PointModel
 from rigfit.rig.spec import RigSpec
-from rigfit.rig.surface import in_parts
 
+# The outline is chosen anew in this many first steps of a pass.
 OUTLINE_STEPS = 4
-POSE_SIZE = 7  # rotation (3), shift of the face origin in the picture (2), log scale, log focal length
 
 
 @dataclass(frozen=True)
@@ -130,126 +133,6 @@ class LandmarkFit:
         return self.photos[0].values
 
 
-@dataclass
-class _Pose:
-    """Pose in the face frame: rotation (3,3), shift_px (2,), log s (pixels per face unit), log f (pixels)."""
-
-    rotation: NDArray[np.float64]
-    shift_px: NDArray[np.float64]
-    log_scale: float
-    log_focal: float
-
-    def moved(self, step: NDArray[np.float64]) -> _Pose:
-        return _Pose(
-            rotation_from_vector(step[:3]) @ self.rotation,
-            self.shift_px + step[3:5],
-            self.log_scale + step[5],
-            self.log_focal + step[6],
-        )
-
-    @property
-    def translation(self) -> NDArray[np.float64]:
-        scale, focal = np.exp(self.log_scale), np.exp(self.log_focal)
-        return np.array([self.shift_px[0] / scale, self.shift_px[1] / scale, focal / scale])
-
-
-def project_face(points: NDArray[np.float64], pose: _Pose, principal: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(L,3) face frame → (L,2) pixels."""
-    cam = points @ pose.rotation.T + pose.translation
-    return np.exp(pose.log_focal) * cam[:, :2] / np.maximum(cam[:, 2:], 1e-6) + principal
-
-
-def landmark_jacobian(
-    points: NDArray[np.float64], basis: NDArray[np.float64], pose: _Pose
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Exact derivatives of `project_face`.
-
-    points: (L,3) face frame. basis: (P,L,3) d points / d parameter. Returns (L,2,P) and (L,2,7), the latter for a
-    left-multiplied rotation vector, shift_px, log scale and log focal length.
-    """
-    rotated = points @ pose.rotation.T
-    t = pose.translation
-    cam = rotated + t
-    focal = np.exp(pose.log_focal)
-    z = np.maximum(cam[:, 2], 1e-6)
-    du = np.zeros((len(points), 2, 3))
-    du[:, 0, 0] = du[:, 1, 1] = focal / z
-    du[:, :, 2] = -focal * cam[:, :2] / z[:, None] ** 2
-    by_parameter = np.einsum("lic,plc->lip", du @ pose.rotation, basis, optimize=True)
-    by_pose = np.empty((len(points), 2, POSE_SIZE))
-    for axis in range(3):
-        by_pose[:, :, axis] = np.einsum("lic,lc->li", du, np.cross(np.eye(3)[axis], rotated))
-    by_pose[:, :, 3:5] = du[:, :, :2] / np.exp(pose.log_scale)
-    # t = (a/s, b/s, f/s): lowering log s or raising log f moves the face away; f also magnifies.
-    by_pose[:, :, 5] = -du @ t
-    by_pose[:, :, 6] = du[:, :, 2] * t[2] + focal * cam[:, :2] / z[:, None]
-    return by_parameter, by_pose
-
-
-def bounded_quadratic(
-    hessian: NDArray[np.float64],
-    gradient: NDArray[np.float64],
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    max_iterations: int = 60,
-) -> NDArray[np.float64]:
-    """argmin ½ xᵀHx + gᵀx with lower ≤ x ≤ upper, H (n,n) positive definite, 0 feasible. Projected Newton (Bertsekas 1982)."""
-    x = np.zeros(len(gradient))
-    for _ in range(max_iterations):
-        slope = hessian @ x + gradient
-        held = ((x <= lower) & (slope > 0)) | ((x >= upper) & (slope < 0))
-        free = ~held
-        if not free.any() or np.abs(np.where(held, 0, slope)).max() < 1e-9 * (1 + np.abs(gradient).max()):
-            break
-        factor = scipy.linalg.cho_factor(hessian[np.ix_(free, free)], check_finite=False)
-        direction = np.zeros_like(x)
-        direction[free] = -scipy.linalg.cho_solve(factor, slope[free], check_finite=False)
-        value = x @ (0.5 * (hessian @ x) + gradient)
-        length = 1.0
-        while True:
-            trial = np.clip(x + length * direction, lower, upper)
-            better = trial @ (0.5 * (hessian @ trial) + gradient)
-            if better <= value + 1e-4 * (slope @ (trial - x)) or length < 1e-6:
-                break
-            length *= 0.5
-        if np.abs(trial - x).max() < 1e-12:
-            break
-        x = trial
-    return x
-
-
-class _Moving:
-    """Points that the free parameters move; the others are folded into the base. Flat arrays: this is the hot path."""
-
-    def __init__(self, model: PointModel, free: NDArray[np.intp], start: NDArray[np.float64]) -> None:
-        fixed = start.copy()
-        fixed[free] = model.default[free]
-        self.free, self.default = free, model.default[free]
-        self.base = model.points(fixed).ravel()
-        self.positive = np.ascontiguousarray(model.positive[free].reshape(len(free), -1))
-        self.negative = np.ascontiguousarray(model.negative[free].reshape(len(free), -1))
-        self.same = bool(np.array_equal(self.positive, self.negative))
-
-    def points(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(P,) values → (L,3)."""
-        offset = values[self.free] - self.default
-        if self.same:
-            return (self.base + offset @ self.positive).reshape(-1, 3)
-        moved = np.maximum(offset, 0) @ self.positive + np.minimum(offset, 0) @ self.negative
-        return (self.base + moved).reshape(-1, 3)
-
-    def slope(self, values: NDArray[np.float64], side: NDArray[np.int8]) -> NDArray[np.float64]:
-        """(n,L,3) derivative for the free parameters. side: (n,) what a parameter at its default can do: 1, −1, 0 both."""
-        offset = values[self.free] - self.default
-        way = np.where(np.abs(offset) < 1e-9, side, np.sign(offset))
-        slope = self.positive.copy()
-        if not self.same:
-            slope[way < 0] = self.negative[way < 0]
-            both = way == 0
-            slope[both] = 0.5 * (self.positive[both] + self.negative[both])
-        return slope.reshape(len(slope), -1, 3)
-
-
 class _Photo:
     """One photo inside the solver: its measurements, its pose, its expression."""
 
@@ -278,7 +161,7 @@ class _Photo:
         self.pose = self._first_pose(points)
         self.robust = np.ones(len(self.index))
 
-    def _first_pose(self, points: PointModel) -> _Pose:
+    def _first_pose(self, points: PointModel) -> Pose:
         """Closed form: affine camera by least squares, its nearest scaled rotation (weak perspective)."""
         stable = np.isin(self.index, mesh478.STABLE)
         rows = stable if stable.sum() >= 8 else np.ones(len(self.index), bool)
@@ -290,7 +173,7 @@ class _Photo:
         scale = float(s.mean())
         rotation = np.vstack([two, np.cross(two[0], two[1])])
         shift = middle - self.principal - scale * (rotation @ centre)[:2]
-        return _Pose(rotation, shift, float(np.log(max(scale, 1e-6))), float(self.focal_guess))
+        return Pose(rotation, shift, float(np.log(max(scale, 1e-6))), float(self.focal_guess))
 
     def pose_bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         low, high = np.full(POSE_SIZE, -np.inf), np.full(POSE_SIZE, np.inf)
@@ -313,20 +196,13 @@ class _Solver:
         if not observations:
             raise UserError("No photo was given: name at least one.", kind="no_photo")
         self.config = config
-        on_rig = landmark_model(spec)
-        self.frame = FaceFrame.from_landmarks(on_rig.neutral)
-        self.points = PointModel(
-            neutral=self.frame.to_face(on_rig.neutral),
-            positive=self.frame.direction_to_face(on_rig.positive),
-            negative=self.frame.direction_to_face(on_rig.negative),
-            default=on_rig.default,
-        )
+        rig = prepare(spec, config.noise, config.prior_sd)
+        self.frame, self.points, self.detector = rig.frame, rig.points, rig.detector
         parameters = spec.parameters
         self.names = [p.name for p in parameters]
         self.default = np.array([p.default for p in parameters])
         self.lower = np.array([p.minimum for p in parameters])
         self.upper = np.array([p.maximum for p in parameters])
-        self.detector = detector_model(spec, config, self.points.neutral)
         self.mean, self.sd = self.default.copy(), self.detector.sd.copy()
         group = np.array([p.group for p in parameters])
         self.locked = np.zeros(len(parameters), bool)
@@ -345,12 +221,12 @@ class _Solver:
             photo.pose.log_focal = float(np.clip(photo.pose.log_focal, *photo.focal_limits))
         self.values = np.tile(self.start, (len(self.photos), 1))
         free = np.flatnonzero(self.free)
-        self.moving = _Moving(self.points, free, self.start)
+        self.moving = MovingPoints(self.points, free, self.start)
         self.column = np.cumsum(self.free) - 1
         at = self.default[free]
         self.side = (self.lower[free] >= at).astype(np.int8) - (self.upper[free] <= at).astype(np.int8)
-        follow = config.follow_outline and not self.detector.calibrated
-        self.marching = _Outline(spec, self.frame, on_rig, free, self.start) if follow else None
+        follow = rig.outline is not None and config.follow_outline
+        self.marching = Outline(rig.outline, free, self.start) if follow and rig.outline else None
         self.cost_history: list[float] = []
 
     def _set_named(self, values: Mapping[str, float], what: str) -> None:
@@ -379,7 +255,7 @@ class _Solver:
         return points
 
     def _residual(
-        self, k: int, values: NDArray[np.float64], pose: _Pose, held: tuple[float, float, float, float]
+        self, k: int, values: NDArray[np.float64], pose: Pose, held: tuple[float, float, float, float]
     ) -> NDArray[np.float64]:
         """(l,2) (detected − projected)/s in the roll-free frame, minus the expected offset. held: s, yaw, pitch, roll."""
         photo = self.photos[k]
@@ -398,7 +274,7 @@ class _Solver:
         inner = scipy.linalg.cholesky(np.eye(factor.shape[1]) + factor.T @ (weight[:, None] * factor), lower=True)
         return weight, factor, inner
 
-    def _held(self, pose: _Pose) -> tuple[float, float, float, float]:
+    def _held(self, pose: Pose) -> tuple[float, float, float, float]:
         yaw, pitch, roll = head_angles(pose.rotation)
         # Past these angles the learned bias would be an extrapolation.
         return float(np.exp(pose.log_scale)), float(np.clip(yaw, -0.8, 0.8)), float(np.clip(pitch, -0.5, 0.5)), roll
@@ -410,7 +286,7 @@ class _Solver:
         sparse = np.where(self.free & self.expression, np.abs(q), 0.0) * self.config.expression_l1
         return float(one[0, self.shared].sum() + one[:, self.own].sum() + 2 * sparse.sum())
 
-    def _focal_prior(self, k: int, pose: _Pose) -> float:
+    def _focal_prior(self, k: int, pose: Pose) -> float:
         photo = self.photos[k]
         return float(((pose.log_focal - photo.focal_guess) / photo.focal_sd) ** 2)
 
@@ -508,7 +384,7 @@ class _Solver:
             # Choosing outline points anew for ever could alternate between two choices and never end.
             if self.marching is not None and iteration < OUTLINE_STEPS:
                 for k, photo in enumerate(self.photos):
-                    self.marching.follow(k, photo, self.values[k])
+                    self.marching.follow(k, photo.pose, photo.principal, self.values[k])
             held = [self._held(p.pose) for p in self.photos]
             precision = [self._precision(k) for k in range(len(self.photos))]
             now = self._cost(self.values, [p.pose for p in self.photos], held, precision)
@@ -553,114 +429,6 @@ def _unroll(roll: float) -> NDArray[np.float64]:
     """(2,2) rotation that takes image vectors of a rolled head to the upright head."""
     c, s = np.cos(roll), np.sin(roll)
     return np.array([[c, s], [-s, c]])
-
-
-def prior_sd(spec: RigSpec, share: float) -> NDArray[np.float64]:
-    """(P,) prior standard deviation: `share` of the way from the default to the farther limit."""
-    reach = [max(p.maximum - p.default, p.default - p.minimum) for p in spec.parameters]
-    return np.maximum(share * np.array(reach), 1e-6)
-
-
-def detector_model(
-    spec: RigSpec, config: LandmarkFitConfig, neutral_face: NDArray[np.float64] | None = None
-) -> DetectorModel:
-    """The spec's calibrated detector model, or the assumed one. neutral_face: (478,3) neutral landmarks, face frame."""
-    if spec.detector:
-        return DetectorModel.from_arrays(spec.detector, len(spec.parameters))
-    if neutral_face is None:
-        points = landmark_model(spec).neutral
-        neutral_face = FaceFrame.from_landmarks(points).to_face(points)
-    defaults = np.array([p.default for p in spec.parameters])
-    return DetectorModel.uncalibrated(neutral_face, defaults, prior_sd(spec, config.prior_sd), config.noise)
-
-
-class _Outline:
-    """Outline landmarks of an uncalibrated rig follow the silhouette.
-
-    Candidates for a landmark are mesh vertices in the same direction from the middle of the face (as seen from the
-    front), up to `REACH` face units away from it. When the landmark's normal turns away from the camera the candidate
-    that lies outermost in the picture takes its place, until the next step.
-    """
-
-    REACH, HALF_ANGLE = 0.55, np.radians(5.0)
-
-    def __init__(
-        self, spec: RigSpec, frame: FaceFrame, on_rig: PointModel, free: NDArray[np.intp], start: NDArray[np.float64]
-    ) -> None:
-        vertices = frame.to_face(spec.neutral)
-        neutral = frame.to_face(on_rig.neutral)
-        skin = np.unique(spec.triangles[in_parts(spec, "skin")])
-        polar = np.arctan2(vertices[skin, 1], vertices[skin, 0])
-        self.candidates: dict[int, NDArray[np.intp]] = {}
-        for landmark in mesh478.FACE_OVAL:
-            if not np.isfinite(neutral[landmark]).all():
-                continue
-            angle = np.arctan2(neutral[landmark, 1], neutral[landmark, 0])
-            apart = np.abs((polar - angle + np.pi) % (2 * np.pi) - np.pi)
-            near = np.linalg.norm(vertices[skin] - neutral[landmark], axis=1) < self.REACH
-            self.candidates[landmark] = skin[(apart < self.HALF_ANGLE) & near]
-        used = np.unique(np.concatenate([np.zeros(0, np.intp), *self.candidates.values()]))
-        self.row_of = {int(v): i for i, v in enumerate(used)}
-        # A vertex is a barycentric point: the first corner of any triangle that has it.
-        corner_triangle = np.zeros(len(spec.neutral), np.int64)
-        corner_slot = np.zeros(len(spec.neutral), np.int64)
-        for slot in range(3):
-            corner_triangle[spec.triangles[:, slot]] = np.arange(len(spec.triangles))
-            corner_slot[spec.triangles[:, slot]] = slot
-        at = restrict(spec, corner_triangle[used].astype(np.int32), np.eye(3)[corner_slot[used]])
-        model = PointModel(
-            frame.to_face(at.neutral),
-            frame.direction_to_face(at.positive),
-            frame.direction_to_face(at.negative),
-            at.default,
-        )
-        self.moving = _Moving(model, free, start)
-        self.outward = {
-            landmark: model.neutral[[self.row_of[int(v)] for v in rows]].mean(axis=0) * (1, 1, 0)
-            for landmark, rows in self.candidates.items()
-            if len(rows)
-        }
-        triangles = spec.triangles[spec.landmarks.triangle] if spec.landmarks is not None else np.zeros((0, 3), int)
-        corners = vertices[triangles]
-        normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-        self.normal = normal / np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-12)
-        self.taken: dict[int, dict[int, int]] = {}
-
-    def follow(self, k: int, photo: _Photo, values: NDArray[np.float64]) -> None:
-        """Choose the candidates of photo k for the present pose and values."""
-        taken: dict[int, int] = {}
-        pixels = project_face(self.moving.points(values), photo.pose, photo.principal)
-        middle = project_face(np.zeros((1, 3)), photo.pose, photo.principal)[0]
-        view = -photo.pose.translation @ photo.pose.rotation
-        view = view / np.linalg.norm(view)
-        for landmark, outward in self.outward.items():
-            if self.normal[landmark] @ view > 0.15:
-                continue
-            rows = np.array([self.row_of[int(v)] for v in self.candidates[landmark]])
-            flat = (photo.pose.rotation @ outward)[:2]
-            taken[landmark] = int(rows[np.argmax((pixels[rows] - middle) @ flat)])
-        self.taken[k] = taken
-
-    def _where(self, index: NDArray[np.intp], k: int) -> tuple[NDArray[np.intp], list[int]]:
-        taken = self.taken.get(k, {})
-        where = np.flatnonzero(np.isin(index, list(taken)))
-        return where, [taken[int(i)] for i in index[where]]
-
-    def replace(
-        self, points: NDArray[np.float64], index: NDArray[np.intp], values: NDArray[np.float64], k: int
-    ) -> NDArray[np.float64]:
-        """(l,3) landmarks of photo k with those on the outline moved to their candidates."""
-        where, rows = self._where(index, k)
-        if len(where):
-            points[where] = self.moving.points(values)[rows]
-        return points
-
-    def replace_slope(self, slope, index, taken, values, side, k):
-        """The same for their derivatives (n,l,3); taken: (n,) which of the free parameters."""
-        where, rows = self._where(index, k)
-        if len(where):
-            slope[:, where] = self.moving.slope(values, side)[np.ix_(taken, rows)]
-        return slope
 
 
 def fit_landmarks(
@@ -736,4 +504,3 @@ def _photo_fit(solver: _Solver, k: int) -> PhotoFit:
         angles_deg=(float(yaw), float(pitch), float(roll)),
         focal_from=photo.focal_from,
     )
-

@@ -92,7 +92,9 @@ class FitResult:
         except FileNotFoundError:
             raise UserError(f"There is no fit result {path}: check the name.", kind="file_missing") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is not a fit result ({error}): make it with `rigfit fit`.", kind="bad_result") from None
+            raise UserError(
+                f"{path} is not a fit result ({error}): make it with `rigfit fit`.", kind="bad_result"
+            ) from None
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema != SCHEMA:
             raise UserError(
@@ -106,7 +108,9 @@ class FitResult:
             result = FitResult(**fields)
             finite = all(math.isfinite(p.value) for p in result.parameters.values())
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}): make it again with `rigfit fit`.", kind="bad_result") from None
+            raise UserError(
+                f"{path} is damaged ({error}): make it again with `rigfit fit`.", kind="bad_result"
+            ) from None
         if not finite:
             raise UserError(f"{path} holds a value that is not a number: make it again.", kind="bad_result")
         return result

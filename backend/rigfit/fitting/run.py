@@ -62,7 +62,11 @@ class FitDone:
             )
             check = photo.verification
             if check is not None:
-                told = f"{check.landmark_error_percent:.1f} %" if check.landmark_error_percent is not None else "no face found on it"
+                told = (
+                    f"{check.landmark_error_percent:.1f} %"
+                    if check.landmark_error_percent is not None
+                    else "no face found on it"
+                )
                 line += f"; on Blender's render: {told}"
             lines.append(line)
             lines += [f"  note: {warning}" for warning in photo.warnings]
@@ -80,7 +84,8 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
     start = time.perf_counter()
     if job.landmark_files and len(job.landmark_files) != len(job.photos):
         raise UserError(
-            f"{len(job.landmark_files)} landmark files for {len(job.photos)} photos: give one for each.", kind="bad_option"
+            f"{len(job.landmark_files)} landmark files for {len(job.photos)} photos: give one for each.",
+            kind="bad_option",
         )
     if job.blend is not None and job.rig is None:
         raise UserError(
@@ -183,7 +188,8 @@ def _make_folder(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"The folder {folder} cannot be written ({error.strerror}): choose another with --out.", kind="file_unwritable"
+            f"The folder {folder} cannot be written ({error.strerror}): choose another with --out.",
+            kind="file_unwritable",
         ) from None
 
 
@@ -198,7 +204,8 @@ def _parse_locks(locks: list[str], spec: RigSpec) -> dict[str, float]:
             parsed[name] = float(text) if text else defaults[name]
         except KeyError:
             raise UserError(
-                f"The parameter {name!r} to lock is not in this rig: `rigfit rig inspect` lists them.", kind="unknown_parameter"
+                f"The parameter {name!r} to lock is not in this rig: `rigfit rig inspect` lists them.",
+                kind="unknown_parameter",
             ) from None
         except ValueError:
             raise UserError(f"--lock {lock}: {text!r} is not a number.", kind="bad_option") from None

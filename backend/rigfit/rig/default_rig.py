@@ -74,7 +74,9 @@ def shipped_landmarks(spec: RigSpec) -> RigSpec | None:
         return None
     embedding = LandmarkEmbedding(*(arrays.pop(f"landmark_{n}") for n in ("triangle", "barycentric", "confidence")))
     detector = {name.removeprefix("detector_"): array for name, array in arrays.items()}
-    return spec.with_landmarks(embedding).with_detector(detector, {"origin": "shipped with rigfit"} if detector else None)
+    return spec.with_landmarks(embedding).with_detector(
+        detector, {"origin": "shipped with rigfit"} if detector else None
+    )
 
 
 def write_shipped(spec: RigSpec, path: Path) -> None:

@@ -92,4 +92,8 @@ def _draw_landmarks(panel, camera: Camera, vertices, spec: RigSpec, landmarks, c
     for i in np.flatnonzero(towards & np.isfinite(pixels).all(axis=1)):
         x, y = pixels[i]
         radius = (1.2 + 2.2 * float(confidence[i])) * SUPERSAMPLE
-        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=tuple(int(c) for c in colour[i]), outline=(20, 20, 20))
+        draw.ellipse(
+            (x - radius, y - radius, x + radius, y + radius),
+            fill=tuple(int(c) for c in colour[i]),
+            outline=(20, 20, 20),
+        )
