@@ -2,8 +2,8 @@
 """Write the rig spec of the open file: evaluated geometry, exact shape deltas, parameters.
 
 Shape keys are linear (v = basis + Σ value · weight · (key − its relative key), Blender manual, "Relative Shape Keys"),
-and so are an armature at rest in its pose, subdivision and mirror. Where nothing but shape keys moves an object, its
-deltas are read from the keys at once; where modifiers or drivers take part, each parameter is evaluated by Blender.
+and so are an armature in a given pose, subdivision and mirror. Where nothing but shape keys and bones moves an object,
+its deltas are read from the keys at once; where other modifiers or drivers take part, Blender evaluates each parameter.
 Both are compared with Blender's own mesh for random mixes, and what is not linear is said.
 """
 
@@ -47,6 +47,8 @@ _HARMLESS = {
 }
 # A row of a shape that moves less than this fraction of the rig's size is float noise.
 _NOISE = 2e-7
+# Closer than this fraction of the rig's size (10 µm on a head) counts as linear.
+_LINEAR = 5e-5
 _POSE_ENERGY = 0.95
 _MIXES = 3
 _STORE_BYTES = 24 << 20
@@ -56,13 +58,19 @@ Rows = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class _Mesh:
-    """One object of the rig while it is exported."""
+    """One object of the rig while it is exported.
+
+    neutral: (n,3) metres. linear: (3,3), row vectors in object space → world metres. direct: deltas come from the key
+    data. turns: (n,3,3), what an armature does to a delta of each vertex. listens_to: meshes whose keys may move a mesh
+    that is not direct; None: perhaps all.
+    """
 
     object: bpy.types.Object
     start: int = 0
     neutral: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
     linear: np.ndarray = field(default_factory=lambda: np.eye(3))
     direct: bool = False
+    turns: np.ndarray | None = None
     listens_to: set[bpy.types.Mesh] | None = None
 
     @property
@@ -253,6 +261,10 @@ def _read_neutral(rig: _Rig) -> dict[str, np.ndarray]:
     }
     if not len(arrays["triangles"]):
         raise RigError("no_geometry", objects=", ".join(text(mesh.object) for mesh in rig.meshes))
+    # Last, because the temporary objects have the depsgraph built anew.
+    for mesh in rig.meshes:
+        if mesh.direct and _shaping(mesh.object) and key_blocks(mesh.object):
+            mesh.turns = _measure_turns(mesh)
     return arrays
 
 
@@ -294,11 +306,63 @@ def _surface(obj: bpy.types.Object, data: bpy.types.Mesh, default: str) -> tuple
 
 
 def _is_direct(mesh: _Mesh) -> bool:
-    """Does nothing but shape keys move the object's vertices, one to one?"""
+    """Does nothing but shape keys and bones move the object's vertices, one to one?
+
+    Bone envelopes are out: their weights depend on where a vertex is.
+    """
     obj = mesh.object
-    shown = [modifier for modifier in obj.modifiers if modifier.show_viewport and modifier.type not in _HARMLESS]
-    deformed_by_parent = obj.parent is not None and obj.parent_type in ("ARMATURE", "LATTICE", "CURVE")
-    return not shown and not deformed_by_parent and len(obj.data.vertices) == mesh.count
+    return (
+        len(obj.data.vertices) == mesh.count
+        and (obj.parent is None or obj.parent_type not in ("ARMATURE", "LATTICE", "CURVE"))
+        and all(
+            modifier.type == "ARMATURE" and modifier.use_vertex_groups and not modifier.use_bone_envelopes
+            for modifier in _shaping(obj)
+        )
+    )
+
+
+def _shaping(obj: bpy.types.Object) -> list[bpy.types.Modifier]:
+    return [modifier for modifier in obj.modifiers if modifier.show_viewport and modifier.type not in _HARMLESS]
+
+
+def _measure_turns(mesh: _Mesh) -> np.ndarray:
+    """(n,3,3) float32: how the object's armatures turn and stretch a displacement of each vertex.
+
+    Skinning with weights that do not depend on the position is affine for each vertex (linear blend and dual
+    quaternion alike), so three moved copies of the mesh tell all of it. They are a temporary object.
+    """
+    obj, count = mesh.object, mesh.count
+    data = obj.data.copy()
+    probe = obj.copy()
+    try:
+        probe.data = data
+        copied = data.shape_keys
+        if copied is not None:
+            probe.shape_key_clear()
+            bpy.data.batch_remove([copied])
+        bpy.context.scene.collection.objects.link(probe)
+        base = np.empty((count, 3), np.float32)
+        data.vertices.foreach_get("co", base.reshape(-1))
+        reach = max(float(np.abs(base).max(initial=0)), 1e-3)
+        seen = []
+        for axis in (None, 0, 1, 2):
+            moved = base.copy()
+            if axis is not None:
+                moved[:, axis] += np.float32(reach)
+            data.vertices.foreach_set("co", moved.reshape(-1))
+            data.update()
+            bpy.context.view_layer.update()
+            evaluated = probe.evaluated_get(bpy.context.evaluated_depsgraph_get())
+            result = np.empty((count, 3), np.float32)
+            try:
+                evaluated.to_mesh().vertices.foreach_get("co", result.reshape(-1))
+            finally:
+                evaluated.to_mesh_clear()
+            seen.append(result.astype(np.float64))
+        return np.stack([(seen[1 + axis] - seen[0]) / reach for axis in range(3)], axis=2).astype(np.float32)
+    finally:
+        bpy.data.objects.remove(probe)
+        bpy.data.meshes.remove(data)
 
 
 def _listens_to(mesh: _Mesh, rig: _Rig) -> set[bpy.types.Mesh] | None:
@@ -486,6 +550,8 @@ def _direct(rig: _Rig, reader: _KeyReader, mesh: _Mesh, parameter: Parameter, si
             continue
         delta = reader.delta(mesh.object, block)
         if delta is not None:
+            if mesh.turns is not None:
+                delta = np.einsum("nij,nj->ni", mesh.turns, delta)
             moved = delta @ (mesh.linear * source.sign).astype(np.float32)
             total = moved if total is None else total + moved
     return total
@@ -532,8 +598,10 @@ def _mismatch(rig: _Rig, shapes: _Shapes, mixes: Sequence[Mapping[str, float]], 
                 _add(expected, rows, offset)
         for mesh in rig.meshes:
             span = slice(mesh.start, mesh.start + mesh.count)
-            # float32 sums inside Blender: the error grows with what is added up.
-            tolerance = 1e-5 * size + 5e-7 * math.sqrt(len(mix) + 1) * travel
+            # float32 sums inside Blender: the error grows with what is added up. Shapes that were read off evaluated
+            # meshes each bring their own: subdivision adds up a fan of neighbours (9 µm on a pole of 200 quads).
+            measured = 1.0 if mesh.direct else math.sqrt(1 + len(mix) / 8)
+            tolerance = _LINEAR * size * measured + 5e-7 * math.sqrt(len(mix) + 1) * travel
             try:
                 apart = float(np.abs(rig.vertices(mesh) - expected[span]).max(initial=0))
             except _TopologyChangedError:
@@ -594,7 +662,7 @@ def _bending_modifiers(rig: _Rig, mix: Mapping[str, float], size: float) -> list
 
     for mesh in rig.meshes:
         before = bend(mesh)
-        if before <= 1e-5 * size:
+        if before <= _LINEAR * size:
             continue
         for modifier in mesh.object.modifiers:
             if not modifier.show_viewport:
@@ -624,12 +692,15 @@ def _checked_shapes(rig: _Rig, found: Discovery, size: float, progress: Progress
                 found.warnings.append(f"The rig is not linear: the key {name} is {by}; fits leave it out of account")
             linear, wrong = False, rest
     if wrong:
-        # Something unexpected takes part (a modifier that looks at other objects): let Blender evaluate everything.
+        # Perhaps something unexpected takes part (a modifier that looks at other objects): let Blender evaluate all.
+        again = False
         for mesh in rig.meshes:
             if text(mesh.object) in wrong:
-                mesh.direct, mesh.listens_to = False, None
-        shapes = _collect(rig, measured, size, progress)
-        mixes = _mixes(rig, shapes)
+                again |= mesh.direct or (mesh.listens_to is not None and len(rig.meshes) > 1)
+                mesh.direct, mesh.turns, mesh.listens_to = False, None, None
+        if again:
+            shapes = _collect(rig, measured, size, progress)
+            mixes = _mixes(rig, shapes)
         with _muted([block for _, _, block in correctives]):
             wrong = _mismatch(rig, shapes, mixes, size)
             culprits = _bending_modifiers(rig, mixes[0], size) if wrong else []
