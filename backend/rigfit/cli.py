@@ -285,7 +285,7 @@ def demo(
     from rigfit.fitting.run import FitJob, demo_photo, run_fit
 
     with progress_bar("demo") as progress:
-        job = FitJob(photos=[photo or demo_photo(out)], out=out, blender=blender, render_default=True)
+        job = FitJob(photos=[photo or demo_photo(out)], out=out, blender=blender, keep_head=True)
         done = run_fit(job, progress)
     for line in done.summary():
         say(line)

@@ -19,6 +19,7 @@ from rigfit.fitting.result import FitResult
 from rigfit.photo.landmarks import MediapipeDetector
 from rigfit.render.camera import FULL_FRAME_WIDTH_MM
 from rigfit.rig.default_rig import cache_folder, default_rig
+from rigfit.rig.embedding import embed_landmarks
 from rigfit.rig.spec import RigSpec
 
 Progress = Callable[[int, int, str], None]
@@ -27,7 +28,7 @@ STEPS = 6
 
 @dataclass(frozen=True)
 class FitJob:
-    """What to fit. locks: "NAME=VALUE" or "NAME". render_default: without a .blend, render and save the default head."""
+    """What to fit. locks: "NAME=VALUE" or "NAME". keep_head: put the default head into `out`."""
 
     photos: list[Path]
     rig: Path | None = None
@@ -40,7 +41,7 @@ class FitJob:
     focal_mm: float | None = None
     out: Path = Path("fit")
     blender: str | None = None
-    render_default: bool = False
+    keep_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
     found = locate(job.blender) if needs_blender else None
     blend, spec_path = job.blend, job.rig
     if job.rig is None:
-        own = job.out if job.render_default else None
+        own = job.out if job.keep_head else None
         blend, spec_path = ensure_rig(None, None, found, progress, own)
     assert spec_path is not None
     spec = RigSpec.load(spec_path)
@@ -153,18 +154,16 @@ def ensure_rig(
         return blend, rig
     folder = folder or cache_folder()
     blend, rig = folder / "default_head.blend", folder / "default_head.npz"
-    if blend.exists() and rig.exists():
+    if folder == cache_folder() and blend.exists() and rig.exists():
         try:
             RigSpec.load(rig)
             return blend, rig
         except UserError:
-            pass  # an older or damaged copy: make it again
+            pass  # damaged: make it again
     _make_folder(folder)
     with BlenderWorker(blender) as worker:
         spec, complete = default_rig(worker, blend, rig, progress)
         if not complete:
-            from rigfit.rig.embedding import embed_landmarks
-
             spec.with_landmarks(embed_landmarks(worker, rig, MediapipeDetector(), progress)).save(rig)
     return blend, rig
 

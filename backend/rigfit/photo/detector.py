@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from rigfit.geometry import similarity
+from rigfit.geometry import Similarity, similarity
 from rigfit.photo import mesh478
 from rigfit.photo.align import apply_2d, invert_2d, scale_2d, standard_face, warp
 from rigfit.photo.face import FaceLandmarks
@@ -36,18 +36,20 @@ _SURE = 15.5
 """Log-odds of presence (mean over the crops): clear faces have 19…28, half-covered ones 16…19, faces upside down below
 13. Under this, look in every rotation and at every scale, and keep the best."""
 
-_ACCEPT = 6.0
+_LIKELY = 11.0
+_ACCEPT, _ACCEPT_FRONTAL, _TURNED_DEG = 7.0, 12.0, 30.0
 _ACCEPT_BESIDE_A_CLEAR_FACE = 9.0
 
-_MAX_WOBBLE, _MAX_WOBBLE_SURE = 0.04, 0.06
-"""Outer-eye distances: landmarks of clear faces differ by 0.010…0.018 between crops, of half-covered ones by up to
+_WOBBLE_CLEAR, _MAX_WOBBLE, _MAX_WOBBLE_SURE = 0.024, 0.04, 0.06
+"""Outer-eye distances: landmarks of clear faces differ by 0.010…0.022 between crops, of half-covered ones by up to
 0.035, of drawings, animals and patterns that pass for a face by 0.043…0.08 (none of those is above ``_SURE``)."""
 
 _EVEN_SCORE, _SCORE_STEP = 10.0, 2.5
 """The score is 0.5 at the first log-odds: 0.9 and more for faces that need no warning, 0.99 for clear ones."""
 
-_MAX_RESIDUAL = 0.12
-"""Root mean square distance to the standard face after a 3D similarity, in outer-eye distances: a plausible face."""
+_MAX_RESIDUAL = 0.16
+"""Root mean square distance to the standard face after a 3D similarity, in outer-eye distances: faces of people
+0.02…0.07, of odd rigs up to 0.11."""
 
 _CLEARLY_NEARER = 0.06
 """In outer-eye distances: contour points of a frontal face cover each other by less."""
@@ -134,11 +136,11 @@ class MediapipeDetector:
         found: list[_Mesh] = []
         for candidates in self._searches(image):
             refined = [self._refined(image, candidate) for candidate in candidates]
-            refined = [mesh for mesh in refined if mesh.presence >= _ACCEPT and mesh.residual <= _MAX_RESIDUAL]
+            refined = [mesh for mesh in refined if mesh.presence >= _ACCEPT]
             averaged = [self._averaged(image, mesh) for mesh in _without_doubles(refined)]
             found += [mesh for mesh in averaged if _is_face(mesh)]
             found = _without_doubles(found)
-            if found and found[0].presence >= _SURE:
+            if any(_is_clear(mesh) for mesh in found):
                 # Beside a clear face, something uncertain is that face in a wrong rotation, or a pattern.
                 found = [mesh for mesh in found if mesh.presence >= _ACCEPT_BESIDE_A_CLEAR_FACE]
                 break
@@ -244,7 +246,7 @@ class MediapipeDetector:
                 break
             before, to_crop = to_crop, _crop_around(mesh.points)
             mesh.to_crop = to_crop
-            clear = mesh.presence >= _SURE
+            clear = mesh.presence >= _LIKELY
             if best is None or clear or mesh.presence > best.presence:
                 best = mesh
             if clear and _moved_px(before, to_crop) < _CONVERGED_PX:
@@ -270,8 +272,19 @@ class MediapipeDetector:
 
 
 def _is_face(mesh: _Mesh) -> bool:
-    limit = _MAX_WOBBLE_SURE if mesh.presence >= _SURE else _MAX_WOBBLE
-    return mesh.presence >= _ACCEPT and mesh.wobble <= limit and mesh.residual <= _MAX_RESIDUAL
+    if mesh.residual > _MAX_RESIDUAL:
+        return False
+    if mesh.presence >= _SURE:
+        return mesh.wobble <= _MAX_WOBBLE_SURE
+    # The network is less sure of a face that looks away; one that looks at the camera has no such excuse.
+    turned_deg = math.degrees(math.acos(np.clip(_head(mesh.points).rotation[2, 2], -1.0, 1.0)))
+    needed = _ACCEPT if turned_deg > _TURNED_DEG else _ACCEPT_FRONTAL
+    return mesh.presence >= needed and mesh.wobble <= _MAX_WOBBLE
+
+
+def _is_clear(mesh: _Mesh) -> bool:
+    """No need to look any further: never true of a face in a wrong rotation, as far as was ever seen."""
+    return mesh.presence >= _SURE or (mesh.presence >= _LIKELY and mesh.wobble <= _WOBBLE_CLEAR)
 
 
 def _face(image: np.ndarray, mesh: _Mesh) -> FaceLandmarks:
@@ -353,7 +366,12 @@ def _jitter(scale: float, turn_deg: float, dx: float, dy: float) -> np.ndarray:
 
 def _posed_standard_face(points: np.ndarray) -> np.ndarray:
     """(478,2): the standard face moved to the head pose of ``points`` (478,3): smooth, and free of expression."""
-    return similarity(standard_face()[:468], points[:468]).apply(standard_face())[:, :2]
+    return _head(points).apply(standard_face())[:, :2]
+
+
+def _head(points: np.ndarray) -> Similarity:
+    """From the standard face to a detection (478,3): size, pose and place of the head."""
+    return similarity(standard_face()[:468], points[:468])
 
 
 def _in_plane_roll(posed: np.ndarray) -> float:
@@ -436,4 +454,4 @@ def self_occluded(points: np.ndarray) -> np.ndarray:
 
 def _head_size(points: np.ndarray) -> float:
     """The outer-eye distance of the head in pixels if it looked at the camera (from all points, any pose)."""
-    return similarity(standard_face()[:468], points[:468]).scale
+    return _head(points).scale

@@ -35,7 +35,8 @@ How the geometry is made
 ------------------------
 Every vertex of the head is a *linear* function of MakeHuman's vertices (copies, means, an affine map), so that a
 target's effect on the head is exact. Eyeballs are new spheres with a round limbus which follow the affine map that fits
-the motion of MakeHuman's coarse eye best (rotations about the eye's centre are affine, so ``eyeLook*`` is exact).
+the motion of MakeHuman's coarse eye best. For ``eyeLook*`` they turn about their own centre until the pupil has gone as
+far as the face unit takes it (the unit's own pivot lies off the centre and would slide the eye through its socket).
 Brows are copies of the skin's own polygons over the brow ridge, lifted off the skin, so they move with every key.
 
 What only moves, turns or scales the whole head belongs to the pose: from each identity key of whose energy at least
@@ -110,6 +111,7 @@ LIMBUS_DEG = 23.0  # iris radius 5.9 mm on MakeHuman's eyeball of 15 mm
 EYE_RINGS_DEG = (5.0, 9.0, 14.0, 19.0, LIMBUS_DEG, 26.0, 32.0, 41.0, 53.0, 68.0, 86.0, 108.0, 138.0)
 EYE_UV_SPAN_DEG = 360.0
 CORNEA_MM = 0.3
+PUPIL = EYE_SEGMENTS * len(EYE_RINGS_DEG)  # the front pole's place among an eyeball's vertices
 
 
 # ---------------------------------------------------------------------------------------------------------- assets
@@ -286,7 +288,7 @@ def _eyeball(centre: Array, radius: float) -> tuple[Array, NDArray[np.int64], Ar
         ],
         axis=-1,
     ).reshape(-1, 3)
-    front, back = len(ring), len(ring) + 1
+    front, back = PUPIL, PUPIL + 1
     vertices = centre + np.concatenate([ring, [[0, -radius - CORNEA_MM * 1e-3, 0], [0, radius, 0]]])
     polar = np.concatenate([np.repeat(EYE_RINGS_DEG, n), [0.0, 180.0]]) / EYE_UV_SPAN_DEG
     around = np.concatenate([np.tile(turn, len(angle)), [0.0, 0.0]])
@@ -328,7 +330,7 @@ class _Head:
     mirror: NDArray[np.int64]
 
     def move(self, base_delta: Array) -> Array:
-        """(B,3) displacement of MakeHuman's vertices (any frame) → (V,3) displacement of the head's vertices."""
+        """(B,3) displacement of MakeHuman's vertices, metres, Blender's axes → (V,3) of the head's vertices."""
         out = np.zeros((len(self.copied), 3))
         known = self.copied >= 0
         out[known] = base_delta[self.copied[known]]
@@ -337,6 +339,29 @@ class _Head:
         for where, source, weights in self.eyes:
             out[where] = weights @ base_delta[source]
         return out
+
+    def turn_eyes(self, delta: Array) -> Array:
+        """Replace the eyeballs' displacement by a turn about their centre that moves the pupil equally far."""
+        out = delta.copy()
+        for where, _, _ in self.eyes:
+            x = self.neutral[where]
+            x = x - (x.min(axis=0) + x.max(axis=0)) / 2
+            travel = float(np.linalg.norm(delta[where][PUPIL]))
+            if travel < SMALLEST_DELTA_MM * 1e-3:
+                continue
+            linear, *_ = np.linalg.lstsq(np.c_[x, np.ones(len(x))], delta[where], rcond=None)
+            u, _, vt = np.linalg.svd(np.eye(3) + linear[:3].T)
+            axis = _rotation_axis(u @ vt)
+            angle = 2 * np.arcsin(min(1.0, travel / (2 * float(np.linalg.norm(x[PUPIL])))))
+            along = np.outer(x @ axis, axis)
+            out[where] = (np.cos(angle) - 1) * (x - along) + np.sin(angle) * np.cross(axis, x)
+        return out
+
+
+def _rotation_axis(rotation: Array) -> Array:
+    """Unit axis of a (3,3) rotation by less than a half turn."""
+    axis = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
+    return axis / np.linalg.norm(axis)
 
 
 def _grid(polygons: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -427,7 +452,7 @@ BROW_CANVAS_MM = (0.0, 4.0, 62.0, 28.0)  # left, bottom, width, height of the br
 BROW_LIFT_MM = 0.25
 
 
-def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Array]:
+def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, NDArray[np.bool_]]:
     """The head without its keys. average: (B,3) metres, Blender frame, MakeHuman's average adult.
 
     Returns the head (neutral not yet centred) and the mask of the vertices over which similarities are measured.
@@ -526,14 +551,14 @@ def _build_head(base: BaseMesh, assets: Path, average: Array) -> tuple[_Head, Ar
         )
         eye_blocks.append((ids, source, weights))
 
-    for side, name in ((1.0, "helper-l"), (-1.0, "helper-r")):
+    for name in ("helper-l", "helper-r"):
         for row in ("eyelashes-1", "eyelashes-2"):
             quads = base.polygons[base.group == f"{name}-{row}"]
-            uv = _sheet_uv(quads, start, start[base.of(f"{name}-eye")].mean(axis=0), 0.0 * side)
+            uv = _sheet_uv(quads, start, start[base.of(f"{name}-eye")].mean(axis=0), from_x=0.0)
             add(quads, uv, part_id["lash"], material_id["Lash"])
     for name in ("helper-upper-teeth", "helper-lower-teeth"):
         quads = base.polygons[base.group == name]
-        uv = _sheet_uv(quads, start, start[base.of(name)].mean(axis=0), -1.0)
+        uv = _sheet_uv(quads, start, start[base.of(name)].mean(axis=0), from_x=-1.0)
         add(quads, uv, part_id["teeth"], material_id["Teeth"])
     tongue = base.group == "helper-tongue"
     add(base.polygons[tongue], base.uv[base.uv_polygons[tongue]], part_id["tongue"], material_id["Tongue"])
@@ -656,7 +681,7 @@ def _paint(
         np.add.at(count, ids[outside], 1.0)
         head.attributes[where[attribute]] = total / np.maximum(count, 1)
     eye = average[base.of("helper-l-eye")].mean(axis=0)
-    p = head.neutral * (1, 1, 1)
+    p = head.neutral
     x, y, z = np.abs(p[:, 0]), p[:, 1], p[:, 2] - eye[2]
     nose = p[renumber[_frontmost(average, base.polygons[base.group == "body"])]]
 
@@ -804,7 +829,7 @@ def find_pairs(names: Iterable[str]) -> dict[str, list[str]]:
     """Opposite keys by name: {parameter: [plus, minus]}, in the order of the plus keys.
 
     ``nose-hump-incr`` and ``nose-hump-decr`` make ``nose-hump``. Where two pairs share a stem (``eye-bag-incr/decr``
-    and ``eye-bag-in/out``) the later one is called ``eye-bag-out``.
+    and ``eye-bag-in/out``) the later one is called ``eye-bag-out-in``.
     """
     have = list(names)
     pairs: dict[str, list[str]] = {}
@@ -817,7 +842,7 @@ def find_pairs(names: Iterable[str]) -> dict[str, list[str]]:
             if stem == name or (plus_end == "l" and not name.startswith("asym-")):
                 continue
             if f"{stem}-{minus_end}" in have:
-                pairs[stem if stem not in pairs else name] = [name, f"{stem}-{minus_end}"]
+                pairs[stem if stem not in pairs else f"{name}-{minus_end}"] = [name, f"{stem}-{minus_end}"]
     order = {name: i for i, name in enumerate(have)}
     return dict(sorted(pairs.items(), key=lambda item: order[item[1][0]]))
 
@@ -937,6 +962,8 @@ def build_head(*, asymmetric: bool = False, assets: str | os.PathLike[str] | Non
     offsets, vertices, deltas = [0], [], []
     for target in targets:
         delta = head.move(target.delta)
+        if target.name.startswith("eyeLook"):
+            delta = head.turn_eyes(delta)
         if target.symmetric:
             delta = (delta + delta[head.mirror] * (-1, 1, 1)) / 2
         if np.abs(delta).max(initial=0.0) < SMALLEST_KEY_MM * 1e-3:

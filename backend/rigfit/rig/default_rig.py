@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tempfile
 from collections.abc import Callable
 from importlib import resources
@@ -11,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 import rigfit
+from rigfit.blender.locate import addon_folder
 from rigfit.blender.worker import BlenderWorker
 from rigfit.files import write_atomically
-from rigfit.rig.default_head import build_head_description
+from rigfit.rig import default_head
 from rigfit.rig.spec import LandmarkEmbedding, RigSpec
 
 # Landmark embedding and detector model of the default head, made by `rigfit rig default --relearn`.
@@ -23,18 +26,19 @@ Progress = Callable[[int, int, str], None]
 
 
 def cache_folder() -> Path:
-    """Where the default head is kept between runs: the user's cache folder, by version."""
-    import os
-
+    """Where the default head is kept between runs: the user's cache folder, by what it is built from."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "rigfit" / rigfit.__version__
+    made_by = [Path(default_head.__file__), addon_folder() / "rig" / "default_head.py", addon_folder() / "rig" / "export.py"]
+    with resources.as_file(resources.files("rigfit") / "assets" / SHIPPED) as shipped:
+        key = hashlib.sha256(b"".join(path.read_bytes() for path in (*made_by, shipped) if path.exists()))
+    return Path(root) / "rigfit" / f"head-{rigfit.__version__}-{key.hexdigest()[:12]}"
 
 
 def build_default_blend(worker: BlenderWorker, out: Path, *, asymmetric: bool = False) -> None:
     """Write the default head as a .blend file. Leaves it open in `worker`."""
     with tempfile.TemporaryDirectory(prefix="rigfit-head-") as folder:
         description = Path(folder) / "head.npz"
-        build_head_description(description, asymmetric=asymmetric)
+        default_head.build_head_description(description, asymmetric=asymmetric)
         worker.call("file.new")
         worker.call("head.build", description=str(description))
         worker.call("file.save", path=str(out))
