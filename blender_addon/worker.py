@@ -93,8 +93,9 @@ def serve(lines: Any, stream: MessageStream, handlers: dict[str, Callable[..., d
             continue
         request_id: object = None
         try:
-            request_id, method, params = _parse(line)
-            result = _call(handlers, method, params, stream.progress)
+            request = _decode(line)
+            request_id = request.get("id")
+            result = _call(handlers, request, stream.progress)
             stream.send({"id": request_id, "result": result})
         except Exception as error:
             stream.send({"id": request_id, "error": _describe(error)})
@@ -103,27 +104,26 @@ def serve(lines: Any, stream: MessageStream, handlers: dict[str, Callable[..., d
             sys.stderr.flush()
 
 
-def _parse(line: bytes) -> tuple[object, str, dict[str, Any]]:
+def _decode(line: bytes) -> dict[str, Any]:
     from .messages import RigError
 
     try:
         request = json.loads(line)
     except ValueError as error:
-        raise RigError("bad_request", method="(none)", reason=f"not JSON: {error}") from None
-    if not isinstance(request, dict) or not isinstance(request.get("method"), str):
-        raise RigError("bad_request", method="(none)", reason="it has no method")
-    params = request.get("params", {})
-    if not isinstance(params, dict):
-        # The id is kept out: the caller of such a request reads the reason in the log.
-        raise RigError("bad_request", method=request["method"], reason="params is not an object")
-    return request.get("id"), request["method"], params
+        raise RigError("bad_request", method="(none)", reason=f"it is not JSON, {error}") from None
+    if not isinstance(request, dict):
+        raise RigError("bad_request", method="(none)", reason="it is not a JSON object")
+    return request
 
 
-def _call(handlers: dict[str, Callable[..., dict]], method: str, params: dict[str, Any], progress: Progress) -> dict:
+def _call(handlers: dict[str, Callable[..., dict]], request: dict[str, Any], progress: Progress) -> dict:
     import inspect
 
     from .messages import RigError
 
+    method, params = request.get("method"), request.get("params", {})
+    if not isinstance(method, str) or not isinstance(params, dict):
+        raise RigError("bad_request", method=method, reason="method must be a string and params an object")
     handler = handlers.get(method)
     if handler is None:
         raise RigError("bad_request", method=method, reason=f"there is no such method; known: {', '.join(handlers)}")
@@ -401,16 +401,16 @@ def _leave_now() -> None:
 
 
 def run(requests: BinaryIO, messages: BinaryIO) -> None:
-    """Say hello and serve until end of file. Called by the script part below, inside the package."""
+    """Say hello with an empty scene and serve until end of file. Called by the script part below, inside the package."""
     stream = MessageStream(messages)
     try:
-        import bpy
+        import bpy  # noqa: F401
         import numpy  # noqa: F401  some distributions package Blender without it
     except ImportError as error:
         stream.send({"method": "hello", "params": {"protocol": PROTOCOL, "import_error": str(error)}})
         raise SystemExit(1) from error
-    if not hasattr(bpy.types, "Scene"):
-        raise SystemExit("this bpy module is not Blender")
+    # Not Blender's cube, which would be rendered by whoever forgets to open a file.
+    file_new()
     stream.send({"method": "hello", "params": {"protocol": PROTOCOL, **ping()}})
     serve(_watched_lines(requests), stream)
 

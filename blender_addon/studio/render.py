@@ -110,6 +110,10 @@ def _set_engine(scene: bpy.types.Scene, samples: int, seed: int, denoise: bool, 
         except TypeError:
             denoise = False
     cycles.use_denoising = denoise
+    # On a face at 8 samples: a third of the cost of the best quality for 0.4 grey levels more error.
+    for name, value in (("denoising_quality", "FAST"), ("denoising_prefilter", "FAST")):
+        if denoise and hasattr(cycles, name):
+            setattr(cycles, name, value)
     render = scene.render
     render.use_persistent_data = False
     render.use_motion_blur = False
