@@ -77,8 +77,23 @@ def run_through(
     except subprocess.TimeoutExpired:
         _end([child])
         return 124
+    except BaseException:
+        _interrupt_politely(child)
+        raise
     finally:
         _forget(child)
+
+
+def _interrupt_politely(child: subprocess.Popen[str]) -> None:
+    """Let a child end as it does on Ctrl-C. A terminal has told it already, `kill` on this process has not."""
+    try:
+        child.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            _end([child])
 
 
 def run_logged(
@@ -109,6 +124,7 @@ def run_logged(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             errors="replace",
+            start_new_session=True,  # pip has children of its own: `_end` reaches them as a group
         )
         finished = threading.Event()
 
@@ -162,15 +178,30 @@ def ask(command: Sequence[str], *, limit_s: float = 120.0) -> tuple[int, str]:
 
 def _end(children: Sequence[subprocess.Popen[str]]) -> None:
     for child in children:
-        if child.poll() is None:
-            child.terminate()
+        _signal(child, signal.SIGTERM)
     deadline = time.monotonic() + END_S
     for child in children:
         try:
             child.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.kill()
+            _signal(child, _KILL)
             child.wait()
+
+
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has one way to end a process
+
+
+def _signal(child: subprocess.Popen[str], number: int) -> None:
+    """Signal a child, and its children where it leads a group of its own."""
+    if child.poll() is not None:
+        return
+    try:
+        if hasattr(os, "killpg") and os.getpgid(child.pid) == child.pid:
+            os.killpg(child.pid, number)
+        else:
+            child.send_signal(number)
+    except ProcessLookupError:
+        pass
 
 
 def end_children() -> None:

@@ -109,11 +109,16 @@ def _text(path: Path) -> str:
 
 
 def debian_mirror(sources: Iterable[tuple[list[str], list[str], list[str]]], codename: str) -> str | None:
-    """The address from which this machine gets Debian itself: the source of the running release's `main`."""
-    for addresses, suites, components in sources:
-        if addresses and "main" in components and {codename, "stable", "testing", RELEASE} & set(suites):
-            return addresses[0]
-    return None
+    """The address from which this machine gets Debian itself: a source of the running release's `main`.
+
+    Other vendors use Debian's suite names too, so an address that ends in "debian", as mirrors do, goes first.
+    """
+    suitable = [
+        addresses[0].rstrip("/")
+        for addresses, suites, components in sources
+        if addresses and "main" in components and {codename, "stable", "testing", RELEASE} & set(suites)
+    ]
+    return next((address for address in suitable if re.search(r"debian(\.list)?$", address)), None)
 
 
 def _unpack(folder: Path, mirror: str, keyring: Path, log: Path) -> None:

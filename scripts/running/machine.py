@@ -16,11 +16,9 @@ from .children import CannotRun, ask, last_words, run_logged, say
 # MediaPipe only the networks are loaded, not OpenCV with its window support.
 BLENDER_LIBRARIES = {
     "libX11.so.6": "libx11-6",
-    "libXext.so.6": "libxext6",
     "libXfixes.so.3": "libxfixes3",
     "libXi.so.6": "libxi6",
     "libXrender.so.1": "libxrender1",
-    "libXxf86vm.so.1": "libxxf86vm1",
     "libxkbcommon.so.0": "libxkbcommon0",
     "libSM.so.6": "libsm6",
     "libICE.so.6": "libice6",
