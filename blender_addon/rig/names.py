@@ -220,8 +220,8 @@ _PART_PATTERNS = (
     ("lips", r"(?<![a-z])lips?(?![a-z])|lipstick"),
     ("teeth", r"teeth|tooth|gums?(?![a-z])|denture"),
     ("tongue", r"tongue"),
-    ("hair", r"hair|beard|moustache|mustache|scalp"),
-    ("skin", r"skin|face|body|head|neck|ears?(?![a-z])|nose"),
+    ("hair", r"(?<![a-z])hair|beard|moustache|mustache|scalp"),
+    ("skin", r"skin|(?<![a-z])face|body|head|neck|(?<![a-z])ears?(?![a-z])|nose"),
 )
 
 

@@ -159,6 +159,7 @@ class Spec:
         self.json = json.loads(self.arrays.pop("json").tobytes().decode("utf-8"))
         self.parameters = {item["name"]: item for item in self.json["parameters"]}
         self.left_out = {item["name"]: item["reason"] for item in self.json["left_out"]}
+        self.updates = -1
         self.objects = [bpy.data.objects[item["object"]] for item in self.json["meshes"]]
 
     def delta(self, name: str, negative: bool = False) -> np.ndarray:
