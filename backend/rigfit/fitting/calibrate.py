@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rigfit.blender.locate import Blender
-from rigfit.data.random_faces import random_faces
+from rigfit.blender.worker import BlenderWorker
+from rigfit.data.random_faces import random_faces, sample_values
 from rigfit.errors import UserError
 from rigfit.files import write_atomically
 from rigfit.fitting.detector_model import DetectorModel, pose_basis
@@ -32,6 +33,7 @@ GROSS_ERROR = 0.25
 PENALTIES = np.geomspace(0.3, 3000, 14)
 NOISE_FACTORS = 60
 MIN_SAMPLES = 60
+PRIOR_DRAWS = 5000
 
 Progress = Callable[[int, int, str], None]
 
@@ -58,10 +60,32 @@ def detector_errors(
     return errors, np.stack(bases)
 
 
+def learn_prior(spec: RigSpec, drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(N,P) drawn faces → (P,) standard deviation around the defaults and (P,P) inverse covariance.
+
+    The covariance of small samples is shrunk towards its diagonal; a parameter that is never drawn is independent, with
+    the deviation that is assumed without a calibration. Identity and expression are independent.
+    """
+    off = drawn - spec.default
+    deviation = np.sqrt(np.mean(off**2, axis=0))
+    sampled = deviation > 1e-6
+    sd = np.where(sampled, deviation, prior_sd(spec, LandmarkFitConfig().prior_sd))
+    correlation = off.T @ off / len(off) / np.outer(sd, sd)
+    expression = spec.group("expression")
+    keep = len(off) / (len(off) + 2 * len(sd)) * (expression[:, None] == expression[None])
+    correlation = np.where(np.eye(len(sd), dtype=bool), 1.0, keep * correlation)
+    return sd, np.linalg.inv(correlation) / np.outer(sd, sd)
+
+
 def learn_detector_model(
-    spec: RigSpec, values: NDArray[np.float64], cameras: Sequence[Camera], detected: NDArray[np.float64]
+    spec: RigSpec,
+    values: NDArray[np.float64],
+    cameras: Sequence[Camera],
+    detected: NDArray[np.float64],
+    drawn: NDArray[np.float64] | None = None,
 ) -> DetectorModel:
-    """values: (N,P). cameras: N. detected: (N,478,2) pixels, all NaN where no face was found.
+    """values: (N,P). cameras: N. detected: (N,478,2) pixels, all NaN where no face was found. drawn: (M,P) more faces of
+    the same distribution for the prior, which need no picture.
 
     UserError kind ``calibration_failed`` when too few detections are of any use.
     """
@@ -77,9 +101,8 @@ def learn_detector_model(
             kind="calibration_failed",
         )
     default = spec.default
-    deviation = np.sqrt(np.mean((values - default) ** 2, axis=0))
-    sampled = deviation > 1e-6
-    sd = np.where(sampled, deviation, prior_sd(spec, LandmarkFitConfig().prior_sd))
+    sd, prior_precision = learn_prior(spec, values if drawn is None else drawn)
+    sampled = np.abs(values - default).max(axis=0) > 1e-6
     q = ((values - default) / sd)[good][:, sampled]
     n, landmarks = int(good.sum()), detected.shape[1]
     known = np.isfinite(errors[good]).all(axis=(0, 2))
@@ -118,6 +141,7 @@ def learn_detector_model(
         sd=sd,
         noise_factor=factor,
         noise_diagonal=diagonal,
+        prior_precision=prior_precision,
         samples=n,
     )
 
@@ -174,6 +198,8 @@ def calibrate(
         indices=[i for i in range(count) if i not in done],
         size_px=size_px,
         samples=samples,
+        # Light under the skin moves no landmark, and it is most of a render's time.
+        subsurface=False,
         folder=folder,
         blender=blender,
         workers=workers,
@@ -197,8 +223,10 @@ def calibrate(
         if done:
             _save(store, done)
     rows = [done[i] for i in sorted(done) if i < count]
+    with BlenderWorker(blender) as worker:
+        drawn, _, _ = sample_values(worker, spec_path, seed, count, PRIOR_DRAWS, folder)
     return learn_detector_model(
-        spec, np.stack([r[0] for r in rows]), [r[1] for r in rows], np.stack([r[2] for r in rows])
+        spec, np.stack([r[0] for r in rows]), [r[1] for r in rows], np.stack([r[2] for r in rows]), drawn
     )
 
 

@@ -41,6 +41,7 @@ class DetectorModel:
 
     bias: (B, L, 2). response: (P, L, 2). mean, sd: (P,) of the parameters it was trained on (sd > 0).
     noise_factor: (2L, K). noise_diagonal: (2L,) variances. All in face units. samples: how many renders it saw.
+    prior_precision: (P, P) inverse covariance of the parameters around their defaults, over the faces it was trained on.
     """
 
     bias: NDArray[np.float64]
@@ -49,6 +50,7 @@ class DetectorModel:
     sd: NDArray[np.float64]
     noise_factor: NDArray[np.float64]
     noise_diagonal: NDArray[np.float64]
+    prior_precision: NDArray[np.float64]
     samples: int
 
     @property
@@ -86,6 +88,7 @@ class DetectorModel:
             sd=np.asarray(sd, np.float64),
             noise_factor=factor.reshape(2 * count, -1),
             noise_diagonal=diagonal,
+            prior_precision=np.diag(1 / np.asarray(sd, np.float64) ** 2),
             samples=0,
         )
 
@@ -103,6 +106,7 @@ class DetectorModel:
             "sd": self.sd.astype(np.float32),
             "noise_factor": self.noise_factor.astype(np.float32),
             "noise_diagonal": self.noise_diagonal.astype(np.float32),
+            "prior_precision": self.prior_precision.astype(np.float32),
             "samples": np.array(self.samples, np.int32),
         }
 
@@ -112,7 +116,7 @@ class DetectorModel:
             model = DetectorModel(
                 **{
                     name: np.asarray(arrays[name], np.float64)
-                    for name in ("bias", "response", "mean", "sd", "noise_factor", "noise_diagonal")
+                    for name in ("bias", "response", "mean", "sd", "noise_factor", "noise_diagonal", "prior_precision")
                 },
                 samples=int(np.ravel(arrays["samples"])[0]),
             )
@@ -126,6 +130,7 @@ class DetectorModel:
             model.bias.shape == (len(pose_basis(0, 0)), landmarks, 2)
             and model.response.shape == (parameters, landmarks, 2)
             and model.mean.shape == model.sd.shape == (parameters,)
+            and model.prior_precision.shape == (parameters, parameters)
             and model.noise_factor.shape[0] == len(model.noise_diagonal) == 2 * landmarks
         )
         finite = all(np.isfinite(v).all() for v in vars(model).values() if isinstance(v, np.ndarray))

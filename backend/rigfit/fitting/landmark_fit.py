@@ -5,7 +5,7 @@ Unknowns: identity parameters, shared by all photos of a person; per photo the e
 position and focal length. Everything is solved in the face frame (`face_frame.py`), so that a rig in centimetres,
 lying on its back, gives the same numbers. Minimised is
 
-    Σ_photos  rᵀ W (U Uᵀ + D)⁻¹ W r   +   Σ_j ((p_j − d_j) / sd_j)²   +   λ Σ_expression |p_j − d_j| / sd_j   +   focal prior
+    Σ_photos  rᵀ W (U Uᵀ + D)⁻¹ W r   +   (p − d)ᵀ P (p − d)   +   2 λ Σ_expression |p_j − d_j| / sd_j   +   focal prior
 
 with r = (detected − projected) / s − expected offset of the detector (`detector_model.py`), subject to every
 parameter's own limits. The maximum a posteriori view of it: Gaussian prior, Gaussian detector noise with Student-t
@@ -203,7 +203,7 @@ class _Solver:
         self.default = np.array([p.default for p in parameters])
         self.lower = np.array([p.minimum for p in parameters])
         self.upper = np.array([p.maximum for p in parameters])
-        self.mean, self.sd = self.default.copy(), self.detector.sd.copy()
+        self.sd = self.detector.sd
         group = np.array([p.group for p in parameters])
         self.locked = np.zeros(len(parameters), bool)
         self.start = self.default.copy()
@@ -219,6 +219,7 @@ class _Solver:
         self.photos = [_Photo(o, self.points, config) for o in observations]
         for photo in self.photos:
             photo.pose.log_focal = float(np.clip(photo.pose.log_focal, *photo.focal_limits))
+        self.prior = self.detector.prior_precision
         self.values = np.tile(self.start, (len(self.photos), 1))
         free = np.flatnonzero(self.free)
         self.moving = MovingPoints(self.points, free, self.start)
@@ -281,10 +282,12 @@ class _Solver:
 
     def _prior(self, values: NDArray[np.float64]) -> float:
         """Prior cost of (K,P) values: identity once, expression per photo."""
-        q = (values - self.mean) / self.sd
-        one = np.where(self.free, q**2, 0.0)
-        sparse = np.where(self.free & self.expression, np.abs(q), 0.0) * self.config.expression_l1
-        return float(one[0, self.shared].sum() + one[:, self.own].sum() + 2 * sparse.sum())
+        off = values - self.default
+        total = off[0, self.shared] @ self.prior[np.ix_(self.shared, self.shared)] @ off[0, self.shared]
+        own = off[:, self.own]
+        total += np.sum((own @ self.prior[np.ix_(self.own, self.own)]) * own)
+        sparse = np.where(self.free & self.expression, np.abs(off / self.sd), 0.0) * self.config.expression_l1
+        return float(total + 2 * sparse.sum())
 
     def _focal_prior(self, k: int, pose: Pose) -> float:
         photo = self.photos[k]
@@ -333,9 +336,8 @@ class _Solver:
             hessian[np.ix_(where, where)] += part
             gradient[where] += slope_part
             diagonal = np.arange(first, first + len(own))
-            q = (values[own] - self.mean[own]) / self.sd[own]
-            hessian[diagonal, diagonal] += 1 / self.sd[own] ** 2
-            gradient[diagonal] += q / self.sd[own]
+            hessian[np.ix_(diagonal, diagonal)] += self.prior[np.ix_(own, own)]
+            gradient[diagonal] += self.prior[np.ix_(own, self.own)] @ (values - self.default)[self.own]
             # |p − d| has a slope of ±1; at the default the bound or the other side decides, so 0 for signed ones.
             sign = np.sign(values[own] - self.default[own])
             sign = np.where((sign == 0) & (self.lower[own] >= self.default[own]), 1.0, sign)
@@ -343,8 +345,8 @@ class _Solver:
             hessian[first + block - 1, first + block - 1] += 1 / photo.focal_sd**2
             gradient[first + block - 1] += (pose.log_focal - photo.focal_guess) / photo.focal_sd**2
         diagonal = np.arange(len(shared))
-        hessian[diagonal, diagonal] += 1 / self.sd[shared] ** 2
-        gradient[diagonal] += (self.values[0, shared] - self.mean[shared]) / self.sd[shared] ** 2
+        hessian[np.ix_(diagonal, diagonal)] += self.prior[np.ix_(shared, shared)]
+        gradient[diagonal] += self.prior[np.ix_(shared, self.shared)] @ (self.values[0] - self.default)[self.shared]
         return hessian, gradient, shared, own
 
     def _bounds(self, shared, own):
