@@ -401,7 +401,7 @@ def _leave_now() -> None:
 
 
 def run(requests: BinaryIO, messages: BinaryIO) -> None:
-    """Say hello with an empty scene and serve until end of file. Called by the script part below, inside the package."""
+    """Say hello with an empty scene and serve until end of file; called by the script part below."""
     stream = MessageStream(messages)
     try:
         import bpy  # noqa: F401
