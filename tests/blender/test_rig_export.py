@@ -398,10 +398,10 @@ def test_whole_head_moves_are_pose(tmp_path: Path) -> None:
     points, _ = rigs.head_data()
     head = rigs.add_head(keys=["jawOpen"])
     eyes = rigs.add_head("Eyes", [])
-    for obj, sign in ((head, 1), (eyes, 1)):
-        rigs.add_key(obj, "head-bigger", sign * points * np.float32(0.2))
+    for obj in (head, eyes):
+        rigs.add_key(obj, "head-bigger", points * np.float32(0.2))
         rigs.add_key(obj, "head-turn", np.cross((0, 0, 0.3), points).astype(np.float32))
-    rigs.add_key(head, "head-tall", points * np.array([0, 0, 0.3], np.float32))
+        rigs.add_key(obj, "head-tall", points * np.array([0, 0, 0.3], np.float32))
     rigs.add_key(eyes, "eyes-turn", np.cross((0, 0, 0.3), points).astype(np.float32))
     spec = exported(tmp_path)
     groups = {name: item["group"] for name, item in spec.parameters.items()}
