@@ -157,7 +157,9 @@ class _Tree:
 
     def __init__(self, name: str) -> None:
         self.material = bpy.data.materials.new(name)
-        self.material.use_nodes = True
+        # From 5.0 on every material has nodes, and the switch is on its way out.
+        if bpy.app.version < (5, 0, 0):
+            self.material.use_nodes = True
         self.nodes, self.links = self.material.node_tree.nodes, self.material.node_tree.links
         self.nodes.clear()
         self.output = self.nodes.new("ShaderNodeOutputMaterial")
