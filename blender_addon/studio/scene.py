@@ -242,6 +242,7 @@ def _instanced_lights_off(shown: Iterable[bpy.types.Object]) -> Iterator[None]:
 
 def _copy_time_and_units(source: bpy.types.Scene, target: bpy.types.Scene) -> None:
     """The moment of the animation and the units, on which drivers and modifiers depend."""
+    # The render takes the open scene's frame by itself; the bounds are evaluated before it.
     target.frame_start = min(source.frame_start, source.frame_current)
     target.frame_end = max(source.frame_end, source.frame_current)
     target.frame_current = source.frame_current
