@@ -571,13 +571,15 @@ def _same(one: Rows | None, other: Rows | None, tolerance: float) -> bool:
 
 
 def _mixes(rig: _Rig, shapes: _Shapes) -> list[dict[str, float]]:
-    """Random values for about half of the parameters, the same for every export."""
+    """Random values for about two thirds of the parameters, each in one mix at least; the same for every export."""
     random = np.random.default_rng(20240607)
     usable = [p for p in rig.moving if p.name not in shapes.dropped and p.name not in shapes.crooked]
-    return [
-        {p.name: float(random.uniform(p.minimum, p.maximum)) for p in usable if random.random() < 0.5}
-        for _ in range(_MIXES)
-    ]
+    mixes: list[dict[str, float]] = [{} for _ in range(_MIXES)]
+    for index, parameter in enumerate(usable):
+        for number, mix in enumerate(mixes):
+            if number == index % _MIXES or random.random() < 0.5:
+                mix[parameter.name] = float(random.uniform(parameter.minimum, parameter.maximum))
+    return mixes
 
 
 def _mismatch(rig: _Rig, shapes: _Shapes, mixes: Sequence[Mapping[str, float]], size: float) -> dict[str, float]:
@@ -662,7 +664,7 @@ def _bending_modifiers(rig: _Rig, mix: Mapping[str, float], size: float) -> list
 
     for mesh in rig.meshes:
         before = bend(mesh)
-        if before <= _LINEAR * size:
+        if before <= 0.1 * _LINEAR * size:  # a second difference sees a fraction of the distance
             continue
         for modifier in mesh.object.modifiers:
             if not modifier.show_viewport:
@@ -703,7 +705,7 @@ def _checked_shapes(rig: _Rig, found: Discovery, size: float, progress: Progress
             mixes = _mixes(rig, shapes)
         with _muted([block for _, _, block in correctives]):
             wrong = _mismatch(rig, shapes, mixes, size)
-            culprits = _bending_modifiers(rig, mixes[0], size) if wrong else []
+            culprits = _bending_modifiers(rig, {k: v for mix in mixes for k, v in mix.items()}, size) if wrong else []
         if wrong:
             linear = False
             worst = max(wrong, key=lambda name: wrong[name])

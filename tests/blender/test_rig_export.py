@@ -42,7 +42,7 @@ def exported(tmp_path: Path, *objects: str, **options: bool) -> Spec:
 
 def check_direct(tmp_path: Path, spec: Spec) -> None:
     """Exact, and read from the keys: had the first comparison failed, Blender would have evaluated each key."""
-    assert 0 < spec.updates <= 12
+    assert 0 < spec.updates <= 8
     check_exact(tmp_path, spec)
 
 
