@@ -237,7 +237,10 @@ def explain_pip(lines: Sequence[str], what: str, log: Path) -> str:
     lost += r"|Network is unreachable|Connection refused|Read timed out|ConnectTimeoutError|Connection reset by peer"
     lost += r"|SSLError|ProxyError|RemoteDisconnected"
     if re.search(lost, text):
-        return f"No network, or the package index does not answer, while installing {what}; pip's last word: {words}"
+        # Where the connection failed, "no matching distribution" is only what follows from it.
+        cause = last_words(lines, lost)
+        cause = cause if len(cause) <= 300 else cause[:300] + "…"
+        return f"No network, or the package index does not answer, while installing {what}; pip says: {cause}"
     tail = "\n".join(f"    {line}" for line in lines[-15:])
     return f"pip could not install {what}: {words}\n  the end of {log}:\n{tail}"
 

@@ -108,7 +108,7 @@ def test_no_network_is_one_sentence_with_the_last_word_of_pip(tmp_path, monkeypa
             environments.prepare([(small, ("base",))], tmp_path)
     text = str(caught.value)
     assert text.startswith("No network")
-    assert "nothing-of-this-name" in text
+    assert "nothing-of-this-name" in text  # the cause, with the address
     assert "\n" not in text
 
 
