@@ -161,17 +161,18 @@ def warp(image: np.ndarray, to_output: np.ndarray, size_px: tuple[int, int], *, 
     high_in = np.maximum(np.clip(high, 0, image_size), low_in + 1)
     x0, y0, x1, y1 = (int(v) for v in (*low_in, *high_in))
     part = Image.fromarray(np.ascontiguousarray(image[y0:y1, x0:x1]))
+    # Where the output lies wholly beyond a border, that border's pixels go on for ever: start them at the output.
+    at = np.where(low > low_in, low, np.where(high < high_in, high - 1, low_in))
     step_x = step_y = 1.0  # image pixels per pixel of `part`
     if shrink < _ALIAS_FREE:
         reduced = (max(1, round((x1 - x0) * shrink)), max(1, round((y1 - y0) * shrink)))
         step_x, step_y = (x1 - x0) / reduced[0], (y1 - y0) / reduced[1]
         part = part.resize(reduced, Image.Resampling.LANCZOS, reducing_gap=3.0)
     # Repeat the border where the output looks beyond the image (two pixels more for the bicubic kernel).
-    to_part = np.array([[1 / step_x, 0, -x0 / step_x], [0, 1 / step_y, -y0 / step_y]])
-    need_low = (low - [x0, y0]) / [step_x, step_y]
-    need_high = (high - [x0, y0]) / [step_x, step_y] - part.size
+    to_part = np.array([[1 / step_x, 0, -at[0] / step_x], [0, 1 / step_y, -at[1] / step_y]])
+    need_low = (low - at) / [step_x, step_y]
+    need_high = (high - at) / [step_x, step_y] - part.size
     pads = [max(0, math.ceil(v)) for v in (-need_low[0], -need_low[1], need_high[0], need_high[1])]
-    pads = [min(p, 4 * (width + height)) for p in pads]
     if any(pads):
         left, top, right, bottom = pads
         part = Image.fromarray(np.pad(np.asarray(part), ((top, bottom), (left, right), (0, 0)), mode="edge"))

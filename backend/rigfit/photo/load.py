@@ -123,7 +123,7 @@ def load_photo(path: str | os.PathLike[str], max_side_px: int = 4096) -> Photo:
             width, height = opened.size
             _check_size(shown, width, height, limit=_pixel_limit(opened, kind))
             exif = _exif(opened)
-            orientation = exif.get(0x0112, 1)
+            orientation = _orientation(opened, exif, file)
             focal_px = _focal_px(exif, width, height)
             try:
                 if kind == "JPEG" and max(width, height) > max_side_px:
@@ -132,6 +132,8 @@ def load_photo(path: str | os.PathLike[str], max_side_px: int = 4096) -> Photo:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # Pillow warns about metadata that does not concern the pixels
                     opened.load()
+                    if kind == "TIFF":  # Pillow turns TIFFs upright itself, the others not
+                        width, height = opened.size
                     picture = _srgb(opened, max_side_px)
             except _DAMAGE as error:
                 raise _damaged(shown, error) from None
@@ -358,11 +360,13 @@ def _float_tiff(file: IO[bytes], shown: str) -> tuple[np.ndarray, int] | None:
     if head[:4] not in (b"II*\0", b"MM\0*"):
         return None
     try:
-        tags = TiffImagePlugin.ImageFileDirectory_v2(head)
-        file.seek(tags.next)
-        tags.load(file)
-        width, height = int(tags[256]), int(tags[257])
-        orientation = int(tags.get(274, 1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tags = TiffImagePlugin.ImageFileDirectory_v2(head)
+            file.seek(tags.next)
+            tags.load(file)
+            width, height = int(tags[256]), int(tags[257])
+            orientation = int(tags.get(274, 1))
     except _DAMAGE:
         return None
     _check_size(shown, width, height, MAX_PIXELS // 4)  # four bytes a channel
@@ -400,6 +404,22 @@ def _exif(opened: Image.Image) -> dict[int, Any]:
         except Exception:  # metadata comes from anywhere; the pixels are what counts
             pass
     return tags
+
+
+def _orientation(opened: Image.Image, exif: dict[int, Any], file: IO[bytes]) -> Any:
+    """The orientation (1…8) that is still to be applied once the pixels are decoded."""
+    if opened.format == "TIFF":
+        return 1
+    if opened.format != "HEIF":
+        return exif.get(0x0112, 1)
+    # HEIC has its own boxes for this (irot, imir), which the decoder applies; the Exif tag then only repeats them. But
+    # some writers note the tag alone.
+    tag = opened.info.get("original_orientation") or 1
+    position = file.tell()
+    file.seek(0)
+    head = file.read(1 << 20)
+    file.seek(position)
+    return 1 if b"irot" in head or b"imir" in head else tag
 
 
 def _number(value: Any) -> float | None:
