@@ -334,7 +334,8 @@ def bench_recovery(
             progress=progress, keep=keep,
         )  # fmt: skip
     raise SystemExit(
-        finish("recovery", measured.figures, rows=measured.rows, details=measured.faces, out=out, check=check)
+        finish("recovery", measured.figures, rows=measured.rows, details=measured.faces,
+            settings={"count": count, "seed": seed, "method": method}, out=out, check=check)
     )
 
 

@@ -32,7 +32,7 @@ from rigfit.rig.blendshapes import evaluate
 from rigfit.rig.spec import RigSpec
 from rigfit.rig.surface import in_parts
 
-SIZE_PX, SAMPLES = 512, 16
+SIZE_PX, SAMPLES = 512, 8
 # A fit that leaves the face this far from the truth found something else.
 FAILURE_MM = 10.0
 # The true points carry a noise of this size for the solver: a perfect detector, not a solver told to be infinitely sure.

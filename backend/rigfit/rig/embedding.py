@@ -67,7 +67,7 @@ def embed_landmarks(
     detector: LandmarkDetector,
     progress: Progress | None = None,
     views: tuple[tuple[float, float], ...] = VIEWS,
-    samples: int = 24,
+    samples: int = 16,
 ) -> LandmarkEmbedding:
     """Embed the detector's 478 landmarks into the rig that is open in `worker`, whose spec is at `spec_path`.
 
@@ -81,7 +81,7 @@ def embed_landmarks(
         picture = Path(folder) / "view.png"
 
         def look(camera: Camera, quality: int) -> FaceLandmarks | None:
-            worker.call("studio.render", camera=camera.to_json(), samples=quality, seed=0, out=str(picture))
+            worker.call("studio.render", camera=camera.to_json(), samples=quality, seed=0, subsurface=False, out=str(picture))
             faces = [f for f in detector.detect(load_photo(picture).image) if f.rotation_deg == 0]
             return faces[0] if faces else None
 
