@@ -233,14 +233,13 @@ def explain_pip(lines: Sequence[str], what: str, log: Path) -> str:
     words = last_words(lines)
     if "No space left on device" in text:
         return f"The disk filled up while installing {what}: make room, then run this again (details: {log})."
-    lost = r"Failed to establish a new connection|Name or service not known|Temporary failure in name resolution"
-    lost += r"|Network is unreachable|Connection refused|Read timed out|ConnectTimeoutError|Connection reset by peer"
-    lost += r"|SSLError|ProxyError|RemoteDisconnected"
-    if re.search(lost, text):
-        # Where the connection failed, "no matching distribution" is only what follows from it.
-        cause = last_words(lines, lost)
-        cause = cause if len(cause) <= 300 else cause[:300] + "…"
-        return f"No network, or the package index does not answer, while installing {what}; pip says: {cause}"
+    # pip goes on after a lost connection and ends with "no matching distribution", which is only what follows from it.
+    lost = r"(?:CERTIFICATE_VERIFY_FAILED|Failed to establish a new connection|Temporary failure in name resolution"
+    lost += r"|Name or service not known|Network is unreachable|Connection refused|Connection reset by peer"
+    lost += r"|Read timed out|ConnectTimeoutError|ProxyError|RemoteDisconnected|SSLError)[^'\")(\n]*"
+    causes = re.findall(lost, text)
+    if causes:
+        return f"No network, or the package index does not answer, while installing {what}; pip says: {causes[-1]}"
     tail = "\n".join(f"    {line}" for line in lines[-15:])
     return f"pip could not install {what}: {words}\n  the end of {log}:\n{tail}"
 
