@@ -58,6 +58,8 @@ _MAX_FACES = 50
 _LEVELS_PX = (192, 480, 1200)
 _TILE_PX = 192
 _TILE_STEP_PX = 144
+_TILE_FACE_PX = 64.0
+"""Larger boxes on a tile are faces that the level above has seen, or halves of them."""
 _SMALLEST_FOUND_PX = 12.0
 """The full-range detector finds faces from this width up (on its 192 px input)."""
 
@@ -139,8 +141,12 @@ class MediapipeDetector:
         self.load()
         found: list[_Mesh] = []
         for candidates in self._searches(image):
-            refined = [self._refined(image, candidate) for candidate in candidates]
-            refined = [mesh for mesh in refined if mesh.presence >= _ACCEPT]
+            refined: list[_Mesh] = []
+            for candidate in candidates:
+                if not any(_is_part_of(candidate, mesh) for mesh in refined + found):
+                    mesh = self._refined(image, candidate)
+                    if mesh.presence >= _ACCEPT:
+                        refined.append(mesh)
             averaged = [self._averaged(image, mesh) for mesh in _without_doubles(refined)]
             found += [mesh for mesh in averaged if _is_face(mesh)]
             found = _without_doubles(found)
@@ -160,23 +166,28 @@ class MediapipeDetector:
         for level in _LEVELS_PX[1:]:
             if _SMALLEST_FOUND_PX * long_side / levels[-1] > _SMALLEST_WANTED_PX:
                 levels.append(level)
-        yield [candidate for level in levels[:2] for candidate in self._boxes(image, level, 0)]
+        small: dict[int, np.ndarray] = {}
+        larger = Image.fromarray(image)
+        for level in reversed(levels):
+            larger = _long_side(larger, level)
+            small[level] = np.asarray(larger)
+        size = (image.shape[1], image.shape[0])
+        yield [candidate for level in levels[:2] for candidate in self._boxes(small[level], size, level, 0)]
         for quarters in (1, 2, 3):
-            yield self._boxes(image, levels[0], quarters)
+            yield self._boxes(small[levels[0]], size, levels[0], quarters)
         for level in levels[2:]:
-            yield self._boxes(image, level, 0)
+            yield self._boxes(small[level], size, level, 0)
         for level in levels[1:]:
             for quarters in (1, 2, 3):
-                yield self._boxes(image, level, quarters)
+                yield self._boxes(small[level], size, level, quarters)
 
-    def _boxes(self, image: np.ndarray, level_px: int, quarters: int) -> list[_Candidate]:
-        """Candidates on the image made ``level_px`` long and turned by ``quarters`` × 90° counter-clockwise."""
+    def _boxes(self, small: np.ndarray, size_px: tuple[int, int], level_px: int, quarters: int) -> list[_Candidate]:
+        """Candidates on one level of the pyramid, turned by ``quarters`` × 90° counter-clockwise.
+
+        small: the level's pixels. size_px: (width, height) of the image, whose pixels the candidates are in.
+        """
         assert self._networks is not None
         full_range, short_range, _ = self._networks
-        height, width = image.shape[:2]
-        scale = level_px / max(height, width)
-        size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0))
         turned = np.ascontiguousarray(np.rot90(small, quarters))
         found: list[tuple[np.ndarray, float, float, float]] = []  # centre, side, roll (turned pixels), score
 
@@ -200,6 +211,7 @@ class MediapipeDetector:
                 for x in _tile_starts(turned.shape[1]):
                     tile = turned[y : y + _TILE_PX, x : x + _TILE_PX]
                     collect(full_range, tile, x, y, 1.0)
+            found = [each for each in found if each[1] < _TILE_FACE_PX]
 
         # From turned pixels back to the image: undo the quarter turns, then the size.
         w, h = small.shape[1], small.shape[0]
@@ -209,7 +221,7 @@ class MediapipeDetector:
             2: np.array([[-1.0, 0, w], [0, -1, h]]),
             3: np.array([[0.0, 1, 0], [-1, 0, h]]),
         }[quarters]
-        zoom = np.array([width / w, height / h])
+        zoom = np.array([size_px[0] / w, size_px[1] / h])
         candidates: list[_Candidate] = []
         for center, side, roll, score in sorted(found, key=lambda f: (-f[3], *f[0])):
             at = apply_2d(back, center) * zoom
@@ -322,7 +334,7 @@ class _Patch:
             ]
         )
         self._from_patch = invert_2d(self._to_patch)
-        self._pixels = warp(image, self._to_patch, (self._side, self._side))
+        self._pixels = warp(image, self._to_patch, (self._side, self._side), quick=True)
 
     def covers(self, to_crop: np.ndarray) -> bool:
         scale = scale_2d(to_crop)
@@ -333,6 +345,12 @@ class _Patch:
 
     def crop(self, to_crop: np.ndarray) -> np.ndarray:
         return warp(self._pixels, _compose(to_crop, self._from_patch), (MESH_INPUT_PX, MESH_INPUT_PX), quick=True)
+
+
+def _long_side(image: Image.Image, side_px: int) -> Image.Image:
+    scale = side_px / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
 
 
 def _compose(second: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -412,6 +430,12 @@ def _residual(points: np.ndarray) -> float:
     except ValueError:
         return math.inf
     return float(np.sqrt(((moved - standard_face()[:468]) ** 2).sum(axis=1).mean()))
+
+
+def _is_part_of(candidate: _Candidate, mesh: _Mesh) -> bool:
+    """True if the candidate's box is centred on a face that the network was sure of."""
+    low, high = mesh.points[:, :2].min(axis=0), mesh.points[:, :2].max(axis=0)
+    return mesh.presence >= _SURE and bool((candidate.center > low).all() and (candidate.center < high).all())
 
 
 def _without_doubles(found: list[_Mesh]) -> list[_Mesh]:

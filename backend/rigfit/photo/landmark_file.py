@@ -63,7 +63,7 @@ def load_landmark_file(path: str | os.PathLike[str], image_size_px: tuple[int, i
     points = np.full((mesh478.COUNT, 2), np.nan)
     for key, value in _entries(name, data.get("points")):
         points[key] = _position(name, key, value)
-    known = np.isfinite(points).all(axis=1)
+    known = np.asarray(np.isfinite(points).all(axis=1))
     if np.count_nonzero(known) < MIN_POINTS:
         raise _bad(name, f"has only {np.count_nonzero(known)} points: give {MIN_POINTS} or more, spread over the face")
 

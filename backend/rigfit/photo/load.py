@@ -214,8 +214,9 @@ def _declared_size_is_checked_here() -> Iterator[None]:
             import pillow_heif
 
             pillow_heif.register_heif_opener()
-            if not features.check("avif") and hasattr(pillow_heif, "register_avif_opener"):
-                pillow_heif.register_avif_opener()
+            register_avif = getattr(pillow_heif, "register_avif_opener", None)  # gone in newer ones: Pillow reads AVIF
+            if register_avif is not None and not features.check("avif"):
+                register_avif()
             Image.init()
             _openers_ready = True
         saved, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
@@ -292,7 +293,7 @@ def _srgb(picture: Image.Image, max_side_px: int) -> Image.Image:
 
 def _colour_managed(picture: Image.Image, profile: bytes | None) -> Image.Image:
     """L, RGB, CMYK or LAB to sRGB by the embedded profile; a profile that is broken or of another mode is ignored."""
-    source = None
+    source: Any = None
     if picture.mode == "LAB":
         source = ImageCms.createProfile("LAB")
     elif profile:

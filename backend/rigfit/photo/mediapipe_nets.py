@@ -116,6 +116,11 @@ def _framework() -> types.ModuleType:
         ) from error
 
 
+def _protos(name: str) -> Any:
+    """A generated protobuf module of mediapipe (their contents are made at run time: nothing to check statically)."""
+    return importlib.import_module(f"mediapipe.{name}")
+
+
 def _import_options() -> None:
     """An options message whose Python class was never imported is dropped on the way through protobuf."""
     for module in (
@@ -132,7 +137,7 @@ def _import_options() -> None:
         "util.non_max_suppression_calculator_pb2",
         "util.thresholding_calculator_pb2",
     ):
-        importlib.import_module(f"mediapipe.calculators.{module}")
+        _protos(f"calculators.{module}")
 
 
 class _Graph:
@@ -170,9 +175,9 @@ class _Graph:
 def _expanded(text: str) -> Any:
     """Parse a graph and replace its subgraphs by their calculators (as a protobuf that can be edited)."""
     from google.protobuf import text_format
-    from mediapipe.framework import calculator_pb2  # pyright: ignore
     from mediapipe.python._framework_bindings import resource_util, validated_graph_config  # pyright: ignore
 
+    calculator_pb2 = _protos("framework.calculator_pb2")
     package = sys.modules["mediapipe"]
     resource_util.set_resource_dir(os.path.dirname(next(iter(package.__path__))))
     validated = validated_graph_config.ValidatedGraphConfig()
@@ -196,7 +201,7 @@ def _options(node: Any, message: Any) -> Iterator[Any]:
 
 
 def _limit_threads(config: Any, threads: int) -> None:
-    from mediapipe.calculators.tensor import inference_calculator_pb2  # pyright: ignore
+    inference_calculator_pb2 = _protos("calculators.tensor.inference_calculator_pb2")
 
     for node in config.node:
         if node.calculator.startswith("InferenceCalculator"):
@@ -218,9 +223,9 @@ class BoxDetector:
         with quiet_stderr():
             _framework()
             _import_options()
-            from mediapipe.calculators.tensor import tensors_to_detections_calculator_pb2  # pyright: ignore
-            from mediapipe.framework.formats import detection_pb2  # pyright: ignore # noqa: F401
-            from mediapipe.modules.face_detection import face_detection_pb2  # pyright: ignore # noqa: F401
+            tensors_to_detections_calculator_pb2 = _protos("calculators.tensor.tensors_to_detections_calculator_pb2")
+            _protos("framework.formats.detection_pb2")
+            _protos("modules.face_detection.face_detection_pb2")
 
             config = _expanded(
                 'input_stream: "image" output_stream: "detections" '
@@ -244,6 +249,7 @@ class BoxDetector:
             return []
         height, width = image.shape[:2]
         found = []
+        proto: Any
         for proto in packet_getter.get_proto_list(packet):
             box = proto.location_data.relative_bounding_box
             points = [(p.x * width, p.y * height) for p in proto.location_data.relative_keypoints]
@@ -270,9 +276,9 @@ class MeshNetwork:
         with quiet_stderr():
             _framework()
             _import_options()
-            from mediapipe.calculators.tensor import tensors_to_floats_calculator_pb2  # pyright: ignore
-            from mediapipe.calculators.util import thresholding_calculator_pb2  # pyright: ignore
-            from mediapipe.framework.formats import landmark_pb2, rect_pb2  # pyright: ignore # noqa: F401
+            tensors_to_floats_calculator_pb2 = _protos("calculators.tensor.tensors_to_floats_calculator_pb2")
+            thresholding_calculator_pb2 = _protos("calculators.util.thresholding_calculator_pb2")
+            _protos("framework.formats.landmark_pb2")
 
             # The subgraph wants a region of interest; expanded, the two calculators that use it are edited so that the
             # whole crop is used, and the presence score becomes an output instead of a threshold.
@@ -320,6 +326,6 @@ class MeshNetwork:
             raise ValueError(f"the mesh network takes a {MESH_INPUT_PX} px uint8 RGB crop, not {crop.shape}")
         packets = self._graph.run(crop)
         score = float(packet_getter.get_float(packets[self._names[1]]))
-        proto = packet_getter.get_proto(packets[self._names[0]])
+        proto: Any = packet_getter.get_proto(packets[self._names[0]])
         points = np.array([(p.x, p.y, p.z) for p in proto.landmark], np.float64) * MESH_INPUT_PX
         return points, score
