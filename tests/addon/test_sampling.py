@@ -104,6 +104,11 @@ def test_values_stay_inside_their_limits_also_as_float32(maximum):
         values = item["values"].astype(np.float64)
         assert (values >= -maximum).all()
         assert (values <= maximum).all()
+    for end in (-maximum, maximum):
+        value = sampling._inside(end, -maximum, maximum)
+        assert value.dtype == np.float32
+        assert -maximum <= float(value) <= maximum
+        assert float(value) == pytest.approx(end, rel=2e-7)
 
 
 def test_limits_hold_for_every_parameter(drawn):

@@ -314,8 +314,10 @@ def test_a_child_that_ignores_the_end_of_its_input_is_killed_with_its_own_childr
         say(method="hello", params={**hello, "inner": inner.pid})
         time.sleep(60)
     """)
+    started = time.monotonic()
     with BlenderWorker(command=command) as worker:
         pids = worker.pid, worker.hello["inner"]
+    assert time.monotonic() - started < 20
     assert all(pid is not None and ended(pid, 5) for pid in pids)
 
 

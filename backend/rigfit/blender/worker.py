@@ -144,9 +144,8 @@ class BlenderWorker:
                 at_once = True
         if at_once:
             _kill(process)
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
         self._discard_log()
 
     def restart(self) -> None:
@@ -356,7 +355,8 @@ def command_line(blender: Blender) -> list[str]:
 
 
 def _pump(pipe: Any, incoming: queue.SimpleQueue[bytes | None]) -> None:
-    with contextlib.suppress(OSError, ValueError):
+    # Closed here and not by `close`, which would wait for a grandchild that still holds the other end.
+    with contextlib.suppress(OSError, ValueError), pipe:
         for line in pipe:
             if line.strip():
                 incoming.put(line)
