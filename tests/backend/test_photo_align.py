@@ -142,7 +142,8 @@ def test_warp_does_not_alias():
 
 def test_warp_repeats_the_border_outside():
     image = np.full((20, 30, 3), (10, 200, 90), np.uint8)
-    for matrix in ([[1.0, 0, 100], [0, 1, 100]], [[0.01, 0, 50], [0, 0.01, 50]], [[1.0, 0, -500], [0, 1, 900]]):
+    far = [[[1.0, 0, -500], [0, 1, 900]], [[1.0, 0, 1e7], [0, 1, -1e7]]]
+    for matrix in ([[1.0, 0, 100], [0, 1, 100]], [[0.01, 0, 50], [0, 0.01, 50]], *far):
         out = warp(image, np.array(matrix), (64, 64))
         assert np.abs(out.astype(int) - [10, 200, 90]).max() <= 1
 

@@ -289,6 +289,23 @@ def test_no_face(tmp_path, kind):
     assert "file" in caught.value.message, "says that landmarks can be given in a file"
 
 
+def test_landmarks_that_differ_between_crops_are_no_face():
+    from rigfit.photo import detector
+    from rigfit.photo.align import standard_face
+
+    def looks_like_a_face(log_odds: float, wobble: float) -> bool:
+        spread = np.full(478, wobble * 100)
+        mesh = detector._Mesh(standard_face() * 100, log_odds, 0.0, np.eye(2, 3), spread)
+        assert mesh.wobble == pytest.approx(wobble)
+        return detector._is_face(mesh)
+
+    assert looks_like_a_face(13, 0.02)
+    assert not looks_like_a_face(13, 0.05)
+    assert looks_like_a_face(20, 0.05)
+    assert not looks_like_a_face(20, 0.08)
+    assert not looks_like_a_face(9, 0.02), "frontal and yet unsure"
+
+
 def test_pictures_of_extreme_shape():
     for shape in ((16, 3000, 3), (3000, 16, 3), (16, 16, 3)):
         assert photos.detector().detect(np.full(shape, 200, np.uint8)) == []
