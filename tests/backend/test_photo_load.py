@@ -276,20 +276,21 @@ def test_large_pictures_are_made_smaller(tmp_path):
     assert difference(photo.image, photos.resized(photos.face(), 500, 550)) < 4
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak memory from Linux")
 def test_200_megapixel_jpeg_in_bounded_memory(tmp_path):
     path = tmp_path / "huge.jpg"
     Image.new("L", (16320, 12240), 140).save(path, quality=30)
+    # The peak of the process's own memory: getrusage would report the parent's peak, which a fork inherits.
     script = textwrap.dedent(f"""
-        import resource
         from rigfit.photo.load import load_photo
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         photo = load_photo({str(path)!r})
-        print(photo.image.shape, photo.original_size_px, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+        print(photo.image.shape, photo.original_size_px, peak)
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("(3072, 4096, 3) (16320, 12240) ")
     kilobytes = int(done.stdout.split()[-1])
-    assert kilobytes < 160_000, "decoded at full size this one channel alone would be 200 MB"
+    assert kilobytes < 290_000, "decoded at full size this one channel alone would be 200 MB more than the rest"
 
 
 @pytest.mark.parametrize(
