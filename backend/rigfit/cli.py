@@ -171,10 +171,10 @@ def rig_landmarks(
 def rig_calibrate(
     blend: Annotated[Path, typer.Argument(help="The artist's file.")],
     spec: Annotated[Path, typer.Argument(help="Its rig spec with landmarks; the detector model is written into it.")],
-    count: Annotated[int, typer.Option(help="Random faces to render.")] = 600,
+    count: Annotated[int, typer.Option(help="Random faces to render.")] = 900,
     seed: Annotated[int, typer.Option(help="Seed of the random faces.")] = 1,
     size_px: Annotated[int, typer.Option(help="Size of the renders.")] = 256,
-    samples: Annotated[int, typer.Option(help="Cycles samples a pixel.")] = 12,
+    samples: Annotated[int, typer.Option(help="Cycles samples a pixel, denoised.")] = 4,
     work: Annotated[
         Optional[Path], typer.Option(help="Folder that lets an interrupted run go on. Default: beside the spec.")
     ] = None,  # noqa: UP045

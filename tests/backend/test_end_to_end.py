@@ -31,7 +31,7 @@ def head(tmp_path_factory):
 
 
 def test_the_shipped_landmarks_belong_to_the_head_that_is_built(head):
-    """Fails when the head changed and `rigfit rig default --relearn` was not run."""
+    """Fails when the head changed and scripts/make_head_assets.py was not run."""
     _, spec_path, complete = head
     assert complete
     spec = RigSpec.load(spec_path)

@@ -319,8 +319,8 @@ def test_outline_landmarks_follow_the_silhouette():
     for yaw in (0.0, 0.7, -0.7):
         photo.pose.rotation = rotation_from_vector(np.array([0.0, yaw, 0.0]))
         outline.follow(0, photo.pose, photo.principal, solver.values[0])
-        pixels = project_face(outline.moving.points(solver.values[0]), photo.pose, photo.principal)
-        middle = project_face(np.zeros((1, 3)), photo.pose, photo.principal)[0]
+        pixels = project_face(outline.moving.points(solver.values[0]), photo.pose, photo.principal)[:, :2]
+        middle = project_face(np.zeros((1, 3)), photo.pose, photo.principal)[0, :2]
         for landmark, row in outline.taken[0].items():
             out = (photo.pose.rotation @ outline.candidates.outward[landmark])[:2]
             reach = (pixels[outline.candidates.rows[landmark]] - middle) @ out

@@ -55,13 +55,15 @@ def random_faces(
     samples: int,
     folder: Path,
     subsurface: bool = True,
+    denoise: bool = True,
     blender: Blender | None = None,
     workers: int | None = None,
 ) -> Iterator[RandomFace]:
     """Render samples of a seed. A sample is the same whatever the number of workers.
 
-    samples: Cycles samples per pixel. subsurface: False renders the skin as a plain surface, in half the time. folder:
-    where the pictures go (the caller deletes them). workers: Blender processes; by default half the cores, at least 1 and at most 4, since Cycles uses several threads itself.
+    samples: Cycles samples per pixel. subsurface: False renders the skin as a plain surface, in half the time. denoise: where
+    this Blender has a denoiser. folder: where the pictures go (the caller deletes them). workers: Blender processes; by
+    default one a core, at most 4.
     """
     wanted = list(indices)
     if not wanted:
@@ -94,6 +96,7 @@ def random_faces(
                     samples=samples,
                     seed=index,
                     subsurface=subsurface,
+                    denoise=denoise,
                     out=str(picture),
                 )
             finally:

@@ -30,7 +30,7 @@ from rigfit.rig.spec import RigSpec
 
 # A detection whose landmarks are off by this much (median, face units) sat on something else than the face.
 GROSS_ERROR = 0.25
-PENALTIES = np.geomspace(0.3, 3000, 14)
+PENALTIES = np.geomspace(0.003, 300, 18)
 NOISE_FACTORS = 60
 MIN_SAMPLES = 60
 PRIOR_DRAWS = 5000
@@ -43,7 +43,8 @@ def detector_errors(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What the detector adds to the truth, in face units and the roll-free image frame.
 
-    values (N,P), detected (N,478,2) pixels → errors (N,478,2), pose basis (N,7). NaN where the truth or the detection is.
+    values (N,P), detected (N,478,C) pixels: u, v and with C = 3 relative depth → errors (N,478,C), pose basis (N,7). NaN
+    where the truth or the detection is. The origin of a depth is arbitrary: its mean over the landmarks is taken out.
     """
     model = landmark_model(spec)
     frame = FaceFrame.from_landmarks(model.neutral)
@@ -54,8 +55,12 @@ def detector_errors(
         yaw, pitch, roll = head_angles(rotation)
         scale = camera.focal_px / translation[2]
         c, s = np.cos(roll), np.sin(roll)
-        difference = (detected[i] - camera.project(model.points(values[i]))) / scale
-        errors[i] = difference @ np.array([[c, s], [-s, c]]).T
+        truth = model.points(values[i])
+        difference = (detected[i, :, :2] - camera.project(truth)) / scale
+        errors[i, :, :2] = difference @ np.array([[c, s], [-s, c]]).T
+        if detected.shape[2] == 3:
+            depth = detected[i, :, 2] / scale - (frame.to_face(truth) @ rotation.T)[:, 2]
+            errors[i, :, 2] = depth - np.nanmean(depth)
         bases.append(pose_basis(yaw, pitch))
     return errors, np.stack(bases)
 
@@ -84,14 +89,14 @@ def learn_detector_model(
     detected: NDArray[np.float64],
     drawn: NDArray[np.float64] | None = None,
 ) -> DetectorModel:
-    """values: (N,P). cameras: N. detected: (N,478,2) pixels, all NaN where no face was found. drawn: (M,P) more faces of
+    """values: (N,P). cameras: N. detected: (N,478,C) as for `detector_errors`, all NaN where no face was found. drawn: (M,P) more faces of
     the same distribution for the prior, which need no picture.
 
     UserError kind ``calibration_failed`` when too few detections are of any use.
     """
     errors, bases = detector_errors(spec, values, cameras, detected)
     size = np.nanmedian(
-        np.where(np.isfinite(errors).any(axis=(1, 2))[:, None], np.linalg.norm(errors, axis=2), 9.0), axis=1
+        np.where(np.isfinite(errors).any(axis=(1, 2))[:, None], np.linalg.norm(errors[:, :, :2], axis=2), 9.0), axis=1
     )
     good = size < GROSS_ERROR
     if good.sum() < MIN_SAMPLES:
@@ -104,39 +109,45 @@ def learn_detector_model(
     sd, prior_precision = learn_prior(spec, values if drawn is None else drawn)
     sampled = np.abs(values - default).max(axis=0) > 1e-6
     q = ((values - default) / sd)[good][:, sampled]
-    n, landmarks = int(good.sum()), detected.shape[1]
+    n, landmarks, components = int(good.sum()), detected.shape[1], detected.shape[2]
     known = np.isfinite(errors[good]).all(axis=(0, 2))
-    target = np.nan_to_num(errors[good]).reshape(n, 2 * landmarks)
+    target = np.nan_to_num(errors[good]).reshape(n, components * landmarks)
     pose = bases[good]
     # The pose functions are not penalised: project them out of both sides first (Frisch–Waugh–Lovell).
     basis, _ = np.linalg.qr(pose)
-    q_rest = q - basis @ (basis.T @ q)
+    mixing = _visible_mixing(spec, sd)[np.ix_(sampled, sampled)]
+    q_rest = q @ mixing
+    q_rest = q_rest - basis @ (basis.T @ q_rest)
     t_rest = target - basis @ (basis.T @ target)
     u, s, vt = np.linalg.svd(q_rest, full_matrices=False)
     coefficients = u.T @ t_rest
     leverage_pose = np.sum(basis**2, axis=1)
-    best = np.full(2 * landmarks, np.inf)
-    response_q = np.zeros((q.shape[1], 2 * landmarks))
+    best = np.full(components * landmarks, np.inf)
+    response_q = np.zeros((q.shape[1], components * landmarks))
     left_out = np.zeros_like(target)
     for penalty in PENALTIES:
         shrink = s**2 / (s**2 + penalty)
         fitted = u @ (shrink[:, None] * coefficients)
         leverage = leverage_pose + np.sum(u**2 * shrink, axis=1)
         press = (t_rest - fitted) / np.maximum(1 - leverage, 0.05)[:, None]
-        # One penalty for both coordinates of a landmark; medians, since a few renders are outliers.
-        score = np.repeat(np.mean(np.minimum(press**2, 0.02), axis=0).reshape(-1, 2).sum(axis=1), 2)
+        # One penalty for all components of a landmark; medians, since a few renders are outliers.
+        score = np.repeat(np.mean(np.minimum(press**2, 0.02), axis=0).reshape(-1, components).sum(axis=1), components)
         better = score < best
         best = np.where(better, score, best)
-        solution = vt.T @ ((s / (s**2 + penalty))[:, None] * coefficients)
+        solution = mixing @ vt.T @ ((s / (s**2 + penalty))[:, None] * coefficients)
         response_q[:, better] = solution[:, better]
         left_out[:, better] = press[:, better]
     bias = np.linalg.lstsq(pose, target - q @ response_q, rcond=None)[0]
-    response = np.zeros((len(spec.parameters), 2 * landmarks))
+    response = np.zeros((len(spec.parameters), components * landmarks))
     response[sampled] = response_q
-    factor, diagonal = _noise(left_out, known)
+    factor, diagonal = _noise(left_out, np.repeat(known, components))
+    if components == 3:
+        # The origin of the depth is unknown: all depths may move together.
+        origin = np.tile([0.0, 0.0, 1.0], landmarks)[:, None]
+        factor = np.concatenate([factor, origin], axis=1)
     return DetectorModel(
-        bias=bias.reshape(-1, landmarks, 2),
-        response=response.reshape(-1, landmarks, 2),
+        bias=bias.reshape(-1, landmarks, components),
+        response=response.reshape(-1, landmarks, components),
         mean=default.copy(),
         sd=sd,
         noise_factor=factor,
@@ -146,8 +157,20 @@ def learn_detector_model(
     )
 
 
+def _visible_mixing(spec: RigSpec, sd: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(P,P) M with M Mᵀ = the overlap of what the parameters move: ridge on q·M penalises a response by how much landmark
+    motion it stands for, so that parameters which move little cannot be blamed for what they cannot do."""
+    model = landmark_model(spec)
+    frame = FaceFrame.from_landmarks(model.neutral)
+    moved = (frame.direction_to_face(model.positive) * sd[:, None, None]).reshape(len(sd), -1)
+    u, s, _ = np.linalg.svd(moved, full_matrices=False)
+    # Unit: the strongest motion has a variance of one. A floor keeps a little of every parameter.
+    root = (u * np.maximum(s / s[0], 0.02)) @ u.T + 0.02 * (np.eye(len(sd)) - u @ u.T)
+    return root
+
+
 def _noise(residual: NDArray[np.float64], known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(N,2L) left-out residuals → shared factors (2L,K) and own variances (2L,) (principal factors)."""
+    """(N,M) left-out residuals, known (M,) → shared factors (M,K) and own variances (M,) (principal factors)."""
     size = np.sqrt(np.mean(residual**2, axis=1))
     # Outliers are what the solver's robust weights are for; they must not widen everybody's noise.
     limit = 3 * np.median(size)
@@ -160,7 +183,7 @@ def _noise(residual: NDArray[np.float64], known: NDArray[np.bool_]) -> tuple[NDA
     # Directions that a few hundred renders have not shown exist all the same: never below a twentieth of the variance.
     floor = np.maximum(0.05 * variance, (0.002) ** 2)
     diagonal = np.maximum(own, floor)
-    diagonal[~np.repeat(known, 2)] = 1.0
+    diagonal[~known] = 1.0
     return factor, diagonal
 
 
@@ -173,7 +196,7 @@ def calibrate(
     seed: int,
     folder: Path,
     size_px: int = 256,
-    samples: int = 12,
+    samples: int = 4,
     blender: Blender | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -207,11 +230,12 @@ def calibrate(
     try:
         for face in faces:
             try:
-                points = detect_face(load_photo(face.picture), detector).points_px
+                found = detect_face(load_photo(face.picture), detector)
+                points = np.column_stack([found.points_px, found.depth])
             except UserError as error:
                 if error.kind not in ("no_face", "face_too_small"):
                     raise
-                points = np.full((478, 2), np.nan)
+                points = np.full((478, 3), np.nan)
             face.picture.unlink()
             done[face.index] = (face.values, face.camera, points)
             if progress:

@@ -9,7 +9,8 @@ its own mean), and by noise that neighbouring landmarks share. For a face with p
     q = (p − mean) / sd,     ε ~ N(0, U Uᵀ + diag(d))
 
 where s is pixels per face unit at the depth of the face, so that everything in the brackets is in face units
-(distance between the outer eye corners) in the roll-free image frame. `rigfit.fitting.calibrate` learns the numbers
+(distance between the outer eye corners) in the roll-free image frame. Besides u and v, a detector may answer with a
+relative depth; it is a third component, whose unknown origin is one more factor of the noise. `rigfit.fitting.calibrate` learns the numbers
 from renders of the rig; `DetectorModel.uncalibrated` is what we assume before that.
 """
 
@@ -37,10 +38,11 @@ def pose_basis(yaw: float, pitch: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class DetectorModel:
-    """See the module docstring. L = 478 landmarks, P parameters in spec order, B = 7 pose functions, K noise factors.
+    """See the module docstring. L = 478 landmarks, P parameters in spec order, B = 7 pose functions, K noise factors,
+    C = 2 or 3 components (u, v, depth).
 
-    bias: (B, L, 2). response: (P, L, 2). mean, sd: (P,) of the parameters it was trained on (sd > 0).
-    noise_factor: (2L, K). noise_diagonal: (2L,) variances. All in face units. samples: how many renders it saw.
+    bias: (B, L, C). response: (P, L, C). mean, sd: (P,) of the parameters it was trained on (sd > 0).
+    noise_factor: (C·L, K), landmark by landmark. noise_diagonal: (C·L,) variances. All in face units. samples: how many renders it saw.
     prior_precision: (P, P) inverse covariance of the parameters around their defaults, over the faces it was trained on.
     """
 
@@ -52,6 +54,11 @@ class DetectorModel:
     noise_diagonal: NDArray[np.float64]
     prior_precision: NDArray[np.float64]
     samples: int
+
+    @property
+    def components(self) -> int:
+        """2, or 3 with depth."""
+        return self.bias.shape[2]
 
     @property
     def calibrated(self) -> bool:
@@ -93,7 +100,7 @@ class DetectorModel:
         )
 
     def offset(self, yaw: float, pitch: float, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(L,2) expected detected − projected, face units, roll-free image frame. values: (P,)."""
+        """(L,C) expected detected − projected, face units, roll-free image frame. values: (P,)."""
         q = (np.asarray(values) - self.mean) / self.sd
         return np.tensordot(pose_basis(yaw, pitch), self.bias, 1) + np.tensordot(q, self.response, 1)
 
@@ -125,13 +132,18 @@ class DetectorModel:
                 f"The detector model in the rig spec lacks {missing}: run `rigfit rig calibrate` again.",
                 kind="bad_spec",
             ) from None
-        landmarks = model.bias.shape[1]
+        if model.bias.ndim != 3 or model.bias.shape[2] not in (2, 3):
+            raise UserError(
+                "The detector model in the rig spec is of an unknown form: run `rigfit rig calibrate` again.",
+                kind="bad_spec",
+            )
+        landmarks, components = model.bias.shape[1:]
         shapes_agree = (
-            model.bias.shape == (len(pose_basis(0, 0)), landmarks, 2)
-            and model.response.shape == (parameters, landmarks, 2)
+            model.bias.shape == (len(pose_basis(0, 0)), landmarks, components)
+            and model.response.shape == (parameters, landmarks, components)
             and model.mean.shape == model.sd.shape == (parameters,)
             and model.prior_precision.shape == (parameters, parameters)
-            and model.noise_factor.shape[0] == len(model.noise_diagonal) == 2 * landmarks
+            and model.noise_factor.shape[0] == len(model.noise_diagonal) == components * landmarks
         )
         finite = all(np.isfinite(v).all() for v in vars(model).values() if isinstance(v, np.ndarray))
         if not (shapes_agree and finite and (model.sd > 0).all() and (model.noise_diagonal > 0).all()):

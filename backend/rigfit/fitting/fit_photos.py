@@ -52,7 +52,7 @@ def observe(seen: SeenFace, focal_px: float | None = None) -> Observation:
     """What the solver needs to know of a photo."""
     height, width = seen.photo.image.shape[:2]
     weight = np.where(seen.face.visible, 1.0, 0.35)
-    return Observation(seen.face.points_px, weight, width, height, focal_px or seen.photo.focal_px)
+    return Observation(seen.face.points_px, weight, width, height, focal_px or seen.photo.focal_px, seen.face.depth)
 
 
 def fit_seen_faces(

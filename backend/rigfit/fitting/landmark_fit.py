@@ -82,7 +82,8 @@ class Observation:
     """Landmarks of one photo.
 
     points_px: (478,2) float64 pixels, NaN where missing. weight: (478,) 0…1 confidence of the detector or the user.
-    width, height: of the image, pixels. focal_px: from EXIF or the user, pixels, or None.
+    width, height: of the image, pixels. focal_px: from EXIF or the user, pixels, or None. depth_px: (478,) relative depth
+    from the detector, larger is further away, any origin; used on rigs whose detector model knows it.
     """
 
     points_px: NDArray[np.float64]
@@ -90,6 +91,7 @@ class Observation:
     width: int
     height: int
     focal_px: float | None = None
+    depth_px: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ class LandmarkFit:
 class _Photo:
     """One photo inside the solver: its measurements, its pose, its expression."""
 
-    def __init__(self, observation: Observation, points: PointModel, config: LandmarkFitConfig) -> None:
+    def __init__(
+        self, observation: Observation, points: PointModel, config: LandmarkFitConfig, components: int = 2
+    ) -> None:
         usable = np.isfinite(points.neutral).all(axis=1) & np.isfinite(observation.points_px).all(axis=1)
         usable &= observation.weight > 0
         if usable.sum() < 12:
@@ -148,6 +152,11 @@ class _Photo:
         self.observation = observation
         self.index = np.flatnonzero(usable)
         self.detected = observation.points_px[self.index]
+        self.components = 2
+        depth = observation.depth_px
+        if components == 3 and depth is not None and np.isfinite(depth[self.index]).all():
+            self.components = 3
+            self.detected = np.column_stack([self.detected, depth[self.index] - depth[self.index].mean()])
         self.confidence = observation.weight[self.index]
         self.principal = np.array([observation.width / 2, observation.height / 2])
         per_mm = max(observation.width, observation.height) / FULL_FRAME_WIDTH_MM
@@ -165,7 +174,7 @@ class _Photo:
         """Closed form: affine camera by least squares, its nearest scaled rotation (weak perspective)."""
         stable = np.isin(self.index, mesh478.STABLE)
         rows = stable if stable.sum() >= 8 else np.ones(len(self.index), bool)
-        model, seen = points.neutral[self.index][rows], self.detected[rows]
+        model, seen = points.neutral[self.index][rows], self.detected[rows, :2]
         centre, middle = model.mean(axis=0), seen.mean(axis=0)
         affine = np.linalg.lstsq(model - centre, seen - middle, rcond=None)[0].T
         u, s, vt = np.linalg.svd(affine, full_matrices=False)
@@ -216,7 +225,7 @@ class _Solver:
         self.expression = group == "expression"
         self.shared = np.flatnonzero(~self.expression)
         self.own = np.flatnonzero(self.expression)
-        self.photos = [_Photo(o, self.points, config) for o in observations]
+        self.photos = [_Photo(o, self.points, config, self.detector.components) for o in observations]
         for photo in self.photos:
             photo.pose.log_focal = float(np.clip(photo.pose.log_focal, *photo.focal_limits))
         self.prior = self.detector.prior_precision
@@ -258,19 +267,23 @@ class _Solver:
     def _residual(
         self, k: int, values: NDArray[np.float64], pose: Pose, held: tuple[float, float, float, float]
     ) -> NDArray[np.float64]:
-        """(l,2) (detected − projected)/s in the roll-free frame, minus the expected offset. held: s, yaw, pitch, roll."""
+        """(l,C) (detected − projected)/s in the roll-free frame, minus the expected offset. held: s, yaw, pitch, roll."""
         photo = self.photos[k]
         scale, yaw, pitch, roll = held
-        seen = (photo.detected - project_face(self._geometry(k, values), pose, photo.principal)) / scale
-        offset = self.detector.offset(yaw, pitch, values)[photo.index]
-        return seen @ _unroll(roll).T - offset
+        projected = project_face(self._geometry(k, values), pose, photo.principal)[:, : photo.components]
+        offset = self.detector.offset(yaw, pitch, values)[photo.index, : photo.components]
+        return (photo.detected - projected) / scale @ _unroll(roll, photo.components).T - offset
+
+    def _rows(self, photo: _Photo) -> NDArray[np.intp]:
+        """(l,C) rows of the detector's noise that belong to the photo's measurements."""
+        return self.detector.components * photo.index[:, None] + np.arange(photo.components)
 
     def _precision(self, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Woodbury parts of (W⁻¹ (U Uᵀ + D) W⁻¹)⁻¹ for photo k: weights (2l,), U (2l,K), cholesky of I + Uᵀ D⁻¹ U."""
+        """Woodbury parts of (W⁻¹ (U Uᵀ + D) W⁻¹)⁻¹ for photo k: weights (C·l,), U (C·l,K), cholesky of I + Uᵀ D⁻¹ U."""
         photo = self.photos[k]
-        rows = np.stack([2 * photo.index, 2 * photo.index + 1], axis=1).ravel()
+        rows = self._rows(photo).ravel()
         # A landmark that is not believed has a larger own variance; what it shares with its neighbours stays.
-        weight = np.repeat(photo.robust * photo.confidence, 2) / self.detector.noise_diagonal[rows]
+        weight = np.repeat(photo.robust * photo.confidence, photo.components) / self.detector.noise_diagonal[rows]
         factor = self.detector.noise_factor[rows]
         inner = scipy.linalg.cholesky(np.eye(factor.shape[1]) + factor.T @ (weight[:, None] * factor), lower=True)
         return weight, factor, inner
@@ -319,9 +332,10 @@ class _Solver:
             if self.marching is not None and len(columns):
                 slope = self.marching.replace_slope(slope, photo.index, taken, values, self.side, k)
             by_parameter, by_pose = landmark_jacobian(points, slope, pose)
-            jac = np.concatenate([by_parameter, by_pose], axis=2) / scale
-            jac = np.einsum("ij,ljn->lin", _unroll(roll), jac, optimize=True)
-            response = self.detector.response[columns][:, photo.index] / self.detector.sd[columns, None, None]
+            jac = np.concatenate([by_parameter, by_pose], axis=2)[:, : photo.components] / scale
+            jac = _unroll(roll, photo.components) @ jac
+            response = self.detector.response[columns][:, photo.index, : photo.components]
+            response = response / self.detector.sd[columns, None, None]
             jac[:, :, : len(columns)] += response.transpose(1, 2, 0)
             jac = jac.reshape(-1, jac.shape[2])
             r = self._residual(k, values, pose, held[k]).ravel()
@@ -374,8 +388,9 @@ class _Solver:
             r = self._residual(k, self.values[k], photo.pose, self._held(photo.pose))
             weight, factor, inner = self._precision(k)
             shared = factor @ scipy.linalg.cho_solve((inner, True), factor.T @ (weight * r.ravel()), check_finite=False)
-            rows = np.stack([2 * photo.index, 2 * photo.index + 1], axis=1)
-            m2 = np.sum((r - shared.reshape(-1, 2)) ** 2 / self.detector.noise_diagonal[rows], axis=1)
+            own = (r - shared.reshape(r.shape)) ** 2 / self.detector.noise_diagonal[self._rows(photo)]
+            # On the scale of a landmark in 2D, whether its depth is known or not.
+            m2 = 2 * own.mean(axis=1)
             nu = self.config.student_dof
             photo.robust = np.ones(len(m2)) if np.isinf(nu) else np.minimum((nu + 2) / (nu + m2), 1.0)
 
@@ -427,10 +442,10 @@ class _Solver:
         return sd
 
 
-def _unroll(roll: float) -> NDArray[np.float64]:
-    """(2,2) rotation that takes image vectors of a rolled head to the upright head."""
+def _unroll(roll: float, components: int) -> NDArray[np.float64]:
+    """(C,C) rotation that takes image vectors (and depths) of a rolled head to the upright head."""
     c, s = np.cos(roll), np.sin(roll)
-    return np.array([[c, s], [-s, c]])
+    return np.array([[c, s, 0], [-s, c, 0], [0, 0, 1.0]])[:components, :components]
 
 
 def fit_landmarks(
@@ -484,8 +499,8 @@ def _photo_fit(solver: _Solver, k: int) -> PhotoFit:
     )
     count = len(solver.points.neutral)
     projected = np.full((count, 2), np.nan)
-    projected[photo.index] = project_face(solver._geometry(k, values), photo.pose, photo.principal)
-    distance = np.linalg.norm(projected[photo.index] - photo.detected, axis=1)
+    projected[photo.index] = project_face(solver._geometry(k, values), photo.pose, photo.principal)[:, :2]
+    distance = np.linalg.norm(projected[photo.index] - photo.detected[:, :2], axis=1)
     weight = np.zeros(count)
     weight[photo.index] = photo.robust
     # The eye distance in space, at the scale of the face: a turned head must not make the error look larger.

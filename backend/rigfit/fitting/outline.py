@@ -84,8 +84,8 @@ class Outline:
     def follow(self, k: int, pose: Pose, principal: NDArray[np.float64], values: NDArray[np.float64]) -> None:
         """Choose the candidates of photo k for the present pose and values."""
         taken: dict[int, int] = {}
-        pixels = project_face(self.moving.points(values), pose, principal)
-        middle = project_face(np.zeros((1, 3)), pose, principal)[0]
+        pixels = project_face(self.moving.points(values), pose, principal)[:, :2]
+        middle = project_face(np.zeros((1, 3)), pose, principal)[0, :2]
         view = -pose.translation @ pose.rotation
         view = view / np.linalg.norm(view)
         for landmark, rows in self.candidates.rows.items():

@@ -37,9 +37,16 @@ class Pose:
 
 
 def project_face(points: NDArray[np.float64], pose: Pose, principal: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(L,3) face frame → (L,2) pixels."""
-    cam = points @ pose.rotation.T + pose.translation
-    return np.exp(pose.log_focal) * cam[:, :2] / np.maximum(cam[:, 2:], 1e-6) + principal
+    """(L,3) face frame → (L,3): pixels u, v, and depth behind the face's origin in pixels of the same scale.
+
+    The depth is what detectors call relative depth: metric, not perspective, so only turning the head changes it.
+    """
+    rotated = points @ pose.rotation.T
+    cam = rotated + pose.translation
+    out = np.empty((len(points), 3))
+    out[:, :2] = np.exp(pose.log_focal) * cam[:, :2] / np.maximum(cam[:, 2:], 1e-6) + principal
+    out[:, 2] = np.exp(pose.log_scale) * rotated[:, 2]
+    return out
 
 
 def landmark_jacobian(
@@ -47,23 +54,25 @@ def landmark_jacobian(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Exact derivatives of `project_face`.
 
-    points: (L,3) face frame. basis: (P,L,3) d points / d parameter. Returns (L,2,P) and (L,2,7), the latter for a
+    points: (L,3) face frame. basis: (P,L,3) d points / d parameter. Returns (L,3,P) and (L,3,7), the latter for a
     left-multiplied rotation vector, shift_px, log scale and log focal length.
     """
     rotated = points @ pose.rotation.T
     t = pose.translation
     cam = rotated + t
-    focal = np.exp(pose.log_focal)
+    focal, scale = np.exp(pose.log_focal), np.exp(pose.log_scale)
     z = np.maximum(cam[:, 2], 1e-6)
-    du = np.zeros((len(points), 2, 3))
+    du = np.zeros((len(points), 3, 3))
     du[:, 0, 0] = du[:, 1, 1] = focal / z
-    du[:, :, 2] = -focal * cam[:, :2] / z[:, None] ** 2
-    by_parameter = np.einsum("lic,plc->lip", du @ pose.rotation, basis, optimize=True)
-    by_pose = np.empty((len(points), 2, POSE_SIZE))
+    du[:, :2, 2] = -focal * cam[:, :2] / z[:, None] ** 2
+    du[:, 2, 2] = scale
+    by_parameter = np.matmul(du @ pose.rotation, basis.transpose(1, 2, 0))
+    by_pose = np.zeros((len(points), 3, POSE_SIZE))
     for axis in range(3):
         by_pose[:, :, axis] = np.einsum("lic,lc->li", du, np.cross(np.eye(3)[axis], rotated))
-    by_pose[:, :, 3:5] = du[:, :, :2] / np.exp(pose.log_scale)
-    # t = (a/s, b/s, f/s): lowering log s or raising log f moves the face away; f also magnifies.
-    by_pose[:, :, 5] = -du @ t
-    by_pose[:, :, 6] = du[:, :, 2] * t[2] + focal * cam[:, :2] / z[:, None]
+    # From here on what moves is the translation t = (a/s, b/s, f/s), which the depth does not contain.
+    by_pose[:, :2, 3:5] = du[:, :2, :2] / scale
+    by_pose[:, :2, 5] = -du[:, :2] @ t
+    by_pose[:, 2, 5] = scale * rotated[:, 2]
+    by_pose[:, :2, 6] = du[:, :2, 2] * t[2] + focal * cam[:, :2] / z[:, None]
     return by_parameter, by_pose

@@ -19,7 +19,7 @@ from rigfit.files import write_atomically
 from rigfit.rig import default_head
 from rigfit.rig.spec import LandmarkEmbedding, RigSpec
 
-# Landmark embedding and detector model of the default head, made by `rigfit rig default --relearn`.
+# Landmark embedding and detector model of the default head, made by scripts/make_head_assets.py.
 SHIPPED = "default_head_landmarks.npz"
 
 Progress = Callable[[int, int, str], None]
