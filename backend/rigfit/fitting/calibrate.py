@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calibrate the landmark detector on the rig's own renders: learn a `DetectorModel`.
 
-For every render the truth is known: where the embedded landmarks really are. What the detector answers instead is
-regressed on the pose and on the face parameters (ridge regression; the penalty of each landmark by leave-one-out error,
+For every render the truth is known. Where the detector puts the landmarks, against where the neutral face has them, is
+regressed on the pose and on the face parameters (ridge regression; the penalty by the leave-one-out error,
 Allen's PRESS: e_i / (1 − h_i)), and what stays unexplained is the noise, with the covariance that landmarks share.
 """
 
@@ -20,8 +20,8 @@ from rigfit.data.random_faces import random_faces, sample_values
 from rigfit.errors import UserError
 from rigfit.files import write_atomically
 from rigfit.fitting.detector_model import DetectorModel, pose_basis
-from rigfit.fitting.face_frame import FaceFrame, head_angles, landmark_model
-from rigfit.fitting.landmark_fit import LandmarkFitConfig
+from rigfit.fitting.face_frame import head_angles, landmark_model
+from rigfit.fitting.landmark_fit import LandmarkFitConfig, Observation, neutral_residual
 from rigfit.fitting.prepared import prior_sd
 from rigfit.photo.landmarks import LandmarkDetector, detect_face
 from rigfit.photo.load import load_photo
@@ -29,40 +29,38 @@ from rigfit.render.camera import Camera
 from rigfit.rig.spec import RigSpec
 
 # A detection whose landmarks are off by this much (median, face units) sat on something else than the face.
-GROSS_ERROR = 0.25
-PENALTIES = np.geomspace(0.003, 300, 18)
-NOISE_FACTORS = 60
+GROSS_ERROR = 0.3
+PENALTIES = np.geomspace(3, 3000, 13)
+OUTLIER = 0.15
+NOISE_FACTORS, NOISE_FLOOR = 150, 0.02
 MIN_SAMPLES = 60
 PRIOR_DRAWS = 5000
 
 Progress = Callable[[int, int, str], None]
 
 
-def detector_errors(
-    spec: RigSpec, values: NDArray[np.float64], cameras: Sequence[Camera], detected: NDArray[np.float64]
+def residuals(
+    spec: RigSpec, cameras: Sequence[Camera], detected: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the detector adds to the truth, in face units and the roll-free image frame.
+    """`neutral_residual` of many pictures. cameras: N, for the size of the picture only. detected: (N,478,3) pixels, u, v
+    and relative depth → (N,478,3), all NaN where no face was found, and pose basis (N,7).
 
-    values (N,P), detected (N,478,C) pixels: u, v and with C = 3 relative depth → errors (N,478,C), pose basis (N,7). NaN
-    where the truth or the detection is. The origin of a depth is arbitrary: its mean over the landmarks is taken out.
+    The depths' mean is taken out, since their origin is arbitrary.
     """
-    model = landmark_model(spec)
-    frame = FaceFrame.from_landmarks(model.neutral)
-    errors = np.full(detected.shape, np.nan)
-    bases = []
+    bare = spec.with_landmarks(spec.landmarks)
+    out, bases = np.full(detected.shape, np.nan), np.zeros((len(cameras), len(pose_basis(0, 0))))
     for i, camera in enumerate(cameras):
-        rotation, translation = frame.camera_to_face(camera)
-        yaw, pitch, roll = head_angles(rotation)
-        scale = camera.focal_px / translation[2]
-        c, s = np.cos(roll), np.sin(roll)
-        truth = model.points(values[i])
-        difference = (detected[i, :, :2] - camera.project(truth)) / scale
-        errors[i, :, :2] = difference @ np.array([[c, s], [-s, c]]).T
-        if detected.shape[2] == 3:
-            depth = detected[i, :, 2] / scale - (frame.to_face(truth) @ rotation.T)[:, 2]
-            errors[i, :, 2] = depth - np.nanmean(depth)
-        bases.append(pose_basis(yaw, pitch))
-    return errors, np.stack(bases)
+        if not np.isfinite(detected[i]).any():
+            continue
+        seen = Observation(
+            detected[i, :, :2], np.ones(len(detected[i])), camera.width, camera.height, depth_px=detected[i, :, 2]
+        )
+        residual, pose = neutral_residual(bare, seen)
+        image = residual @ pose.rotation.T
+        image[:, 2] -= np.nanmean(image[:, 2])
+        out[i] = image @ pose.rotation
+        bases[i] = pose_basis(*head_angles(pose.rotation)[:2])
+    return out, bases
 
 
 def learn_prior(spec: RigSpec, drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -89,16 +87,15 @@ def learn_detector_model(
     detected: NDArray[np.float64],
     drawn: NDArray[np.float64] | None = None,
 ) -> DetectorModel:
-    """values: (N,P). cameras: N. detected: (N,478,C) as for `detector_errors`, all NaN where no face was found. drawn: (M,P) more faces of
+    """values: (N,P). cameras: N. detected: (N,478,3) as for `residuals`, all NaN where no face was found. drawn: (M,P) more faces of
     the same distribution for the prior, which need no picture.
 
     UserError kind ``calibration_failed`` when too few detections are of any use.
     """
-    errors, bases = detector_errors(spec, values, cameras, detected)
-    size = np.nanmedian(
-        np.where(np.isfinite(errors).any(axis=(1, 2))[:, None], np.linalg.norm(errors[:, :, :2], axis=2), 9.0), axis=1
-    )
-    good = size < GROSS_ERROR
+    errors, bases = residuals(spec, cameras, detected)
+    known = np.isfinite(landmark_model(spec).neutral).all(axis=1)
+    size = np.linalg.norm(errors[:, known], axis=2)
+    good = np.median(np.where(np.isfinite(size), size, np.inf), axis=1) < GROSS_ERROR
     if good.sum() < MIN_SAMPLES:
         raise UserError(
             f"The detector found the face on {int(good.sum())} of {len(values)} renders, {MIN_SAMPLES} are needed: render "
@@ -109,64 +106,39 @@ def learn_detector_model(
     sd, prior_precision = learn_prior(spec, values if drawn is None else drawn)
     sampled = np.abs(values - default).max(axis=0) > 1e-6
     q = ((values - default) / sd)[good][:, sampled]
-    n, landmarks, components = int(good.sum()), detected.shape[1], detected.shape[2]
-    known = np.isfinite(errors[good]).all(axis=(0, 2))
-    target = np.nan_to_num(errors[good]).reshape(n, components * landmarks)
+    n, landmarks = int(good.sum()), detected.shape[1]
+    target = np.nan_to_num(errors[good]).reshape(n, 3 * landmarks)
     pose = bases[good]
     # The pose functions are not penalised: project them out of both sides first (Frisch–Waugh–Lovell).
     basis, _ = np.linalg.qr(pose)
-    mixing = _visible_mixing(spec, sd)[np.ix_(sampled, sampled)]
-    q_rest = q @ mixing
-    q_rest = q_rest - basis @ (basis.T @ q_rest)
+    q_rest = q - basis @ (basis.T @ q)
     t_rest = target - basis @ (basis.T @ target)
     u, s, vt = np.linalg.svd(q_rest, full_matrices=False)
     coefficients = u.T @ t_rest
     leverage_pose = np.sum(basis**2, axis=1)
-    best = np.full(components * landmarks, np.inf)
-    response_q = np.zeros((q.shape[1], components * landmarks))
-    left_out = np.zeros_like(target)
+    best = np.inf
     for penalty in PENALTIES:
         shrink = s**2 / (s**2 + penalty)
-        fitted = u @ (shrink[:, None] * coefficients)
         leverage = leverage_pose + np.sum(u**2 * shrink, axis=1)
-        press = (t_rest - fitted) / np.maximum(1 - leverage, 0.05)[:, None]
-        # One penalty for all components of a landmark; medians, since a few renders are outliers.
-        score = np.repeat(np.mean(np.minimum(press**2, 0.02), axis=0).reshape(-1, components).sum(axis=1), components)
-        better = score < best
-        best = np.where(better, score, best)
-        solution = mixing @ vt.T @ ((s / (s**2 + penalty))[:, None] * coefficients)
-        response_q[:, better] = solution[:, better]
-        left_out[:, better] = press[:, better]
+        press = (t_rest - u @ (shrink[:, None] * coefficients)) / np.maximum(1 - leverage, 0.05)[:, None]
+        # Cut off, since a few renders are outliers.
+        score = float(np.mean(np.minimum(press**2, OUTLIER**2)))
+        if score < best:
+            best, left_out = score, press
+            response_q = vt.T @ ((s / (s**2 + penalty))[:, None] * coefficients)
     bias = np.linalg.lstsq(pose, target - q @ response_q, rcond=None)[0]
-    response = np.zeros((len(spec.parameters), components * landmarks))
+    response = np.zeros((len(spec.parameters), 3 * landmarks))
     response[sampled] = response_q
-    factor, diagonal = _noise(left_out, np.repeat(known, components))
-    if components == 3:
-        # The origin of the depth is unknown: all depths may move together.
-        origin = np.tile([0.0, 0.0, 1.0], landmarks)[:, None]
-        factor = np.concatenate([factor, origin], axis=1)
+    factor, diagonal = _noise(left_out, np.repeat(known, 3))
     return DetectorModel(
-        bias=bias.reshape(-1, landmarks, components),
-        response=response.reshape(-1, landmarks, components),
-        mean=default.copy(),
+        bias=bias.reshape(-1, landmarks, 3),
+        response=response.reshape(-1, landmarks, 3),
         sd=sd,
-        noise_factor=factor,
-        noise_diagonal=diagonal,
+        noise_factor=factor.reshape(landmarks, 3, -1),
+        noise_diagonal=diagonal.reshape(landmarks, 3),
         prior_precision=prior_precision,
         samples=n,
     )
-
-
-def _visible_mixing(spec: RigSpec, sd: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(P,P) M with M Mᵀ = the overlap of what the parameters move: ridge on q·M penalises a response by how much landmark
-    motion it stands for, so that parameters which move little cannot be blamed for what they cannot do."""
-    model = landmark_model(spec)
-    frame = FaceFrame.from_landmarks(model.neutral)
-    moved = (frame.direction_to_face(model.positive) * sd[:, None, None]).reshape(len(sd), -1)
-    u, s, _ = np.linalg.svd(moved, full_matrices=False)
-    # Unit: the strongest motion has a variance of one. A floor keeps a little of every parameter.
-    root = (u * np.maximum(s / s[0], 0.02)) @ u.T + 0.02 * (np.eye(len(sd)) - u @ u.T)
-    return root
 
 
 def _noise(residual: NDArray[np.float64], known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -180,8 +152,8 @@ def _noise(residual: NDArray[np.float64], known: NDArray[np.bool_]) -> tuple[NDA
     factor = vt[:count].T * s[:count]
     variance = np.mean(residual**2, axis=0)
     own = np.maximum(variance - np.sum(factor**2, axis=1), 0)
-    # Directions that a few hundred renders have not shown exist all the same: never below a twentieth of the variance.
-    floor = np.maximum(0.05 * variance, (0.002) ** 2)
+    # Directions that a few hundred renders have not shown exist all the same: never below a share of the variance.
+    floor = np.maximum(NOISE_FLOOR * variance, 0.001**2)
     diagonal = np.maximum(own, floor)
     diagonal[~known] = 1.0
     return factor, diagonal

@@ -2,16 +2,21 @@
 """What a landmark detector answers when it looks at this rig: bias, response and noise.
 
 A detector is not a pin on the skin. On a given rig it is off by a constant amount per landmark (the embedding is not
-perfect), by an amount that depends on the pose, by an amount that depends on the face (it pulls every face towards
-its own mean), and by noise that neighbouring landmarks share. For a face with parameters p seen under yaw and pitch,
+perfect), by an amount that depends on the pose, and by noise that neighbouring landmarks share; and it does not follow
+a face all the way (it pulls every face towards its own mean). All of that turns with the head, so it is written down in
+the face frame. Take the pose that fits the *neutral* face best to the detections, with rotation R (yaw, pitch); then for a
+face with parameters p
 
-    detected = projected(p) + s · Roll · ( Σ_b basis_b(yaw, pitch) · bias_b + Σ_j q_j · response_j + ε )
-    q = (p − mean) / sd,     ε ~ N(0, U Uᵀ + diag(d))
+    detected = projected(neutral) + s · R · ( Σ_b basis_b(yaw, pitch) · bias_b + Σ_j q_j · response_j + ε )
+    q = (p − default) / sd,     ε ~ N(0, U Uᵀ + diag(d))
 
-where s is pixels per face unit at the depth of the face, so that everything in the brackets is in face units
-(distance between the outer eye corners) in the roll-free image frame. Besides u and v, a detector may answer with a
-relative depth; it is a third component, whose unknown origin is one more factor of the noise. `rigfit.fitting.calibrate` learns the numbers
-from renders of the rig; `DetectorModel.uncalibrated` is what we assume before that.
+The three components of both sides are u, v and the relative depth that a detector may answer with, all in pixels; s is
+pixels per face unit at the depth of the face, so that everything in the brackets is in face units (distance between
+the outer eye corners). Where the depth is not known its row is left out. The response contains what the shape does to
+the landmarks, how much of it the detector sees, and what the neutral face's pose takes away of it; learned as one
+thing it is far better determined than as a correction of the geometry (measured: docs/benchmarks.md).
+`rigfit.fitting.calibrate` learns the numbers from renders of the rig; `DetectorModel.uncalibrated` is only the noise
+that we assume before that.
 """
 
 from __future__ import annotations
@@ -38,17 +43,16 @@ def pose_basis(yaw: float, pitch: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class DetectorModel:
-    """See the module docstring. L = 478 landmarks, P parameters in spec order, B = 7 pose functions, K noise factors,
-    C = 2 or 3 components (u, v, depth).
+    """See the module docstring. L = 478 landmarks, P parameters in spec order, B = 7 pose functions, K noise factors.
 
-    bias: (B, L, C). response: (P, L, C). mean, sd: (P,) of the parameters it was trained on (sd > 0).
-    noise_factor: (C·L, K), landmark by landmark. noise_diagonal: (C·L,) variances. All in face units. samples: how many renders it saw.
+    bias: (B, L, 3). response: (P, L, 3). sd: (P,) > 0, of the parameters around their defaults.
+    noise_factor: (L, 3, K). noise_diagonal: (L, 3) variances. All in face units, face frame.
     prior_precision: (P, P) inverse covariance of the parameters around their defaults, over the faces it was trained on.
+    samples: how many renders it saw; 0: assumed, not learned.
     """
 
     bias: NDArray[np.float64]
     response: NDArray[np.float64]
-    mean: NDArray[np.float64]
     sd: NDArray[np.float64]
     noise_factor: NDArray[np.float64]
     noise_diagonal: NDArray[np.float64]
@@ -56,21 +60,14 @@ class DetectorModel:
     samples: int
 
     @property
-    def components(self) -> int:
-        """2, or 3 with depth."""
-        return self.bias.shape[2]
-
-    @property
     def calibrated(self) -> bool:
         return self.samples > 0
 
     @staticmethod
-    def uncalibrated(
-        landmarks: NDArray[np.floating], defaults: NDArray[np.floating], sd: NDArray[np.floating], noise: float
-    ) -> DetectorModel:
-        """No bias, no response, and noise of `noise` face units per landmark, partly shared between neighbours.
+    def uncalibrated(landmarks: NDArray[np.floating], sd: NDArray[np.floating], noise: float) -> DetectorModel:
+        """Noise of `noise` face units per landmark, partly shared between neighbours.
 
-        landmarks: (L,3) neutral landmarks in the face frame (NaN where not embedded). defaults, sd: (P,) prior.
+        landmarks: (L,3) neutral landmarks in the face frame (NaN where not embedded). sd: (P,) prior.
         The shared part is a Gaussian process over the face: hundreds of landmarks are not hundreds of independent
         measurements, and a solver that believes so trusts a blunt detector too much.
         """
@@ -83,33 +80,26 @@ class DetectorModel:
         kernel = np.exp(-0.5 * (distance / SHARED_REACH) ** 2) * np.outer(spread, spread) * SHARED_VARIANCE
         values, vectors = np.linalg.eigh(kernel)
         one = vectors[:, -SHARED_RANK:] * np.sqrt(np.maximum(values[-SHARED_RANK:], 0))
-        factor = np.zeros((count, 2, 2 * SHARED_RANK))
-        factor[:, 0, :SHARED_RANK] = one
-        factor[:, 1, SHARED_RANK:] = one
-        diagonal = np.repeat(spread**2, 2) - np.sum(factor.reshape(2 * count, -1) ** 2, axis=1)
-        parameters = len(defaults)
+        factor = np.zeros((count, 3, 3 * SHARED_RANK))
+        for axis in range(3):
+            factor[:, axis, axis * SHARED_RANK : (axis + 1) * SHARED_RANK] = one
+        diagonal = (spread**2 - np.sum(one**2, axis=1))[:, None].repeat(3, axis=1)
+        parameters = len(sd)
         return DetectorModel(
-            bias=np.zeros((len(pose_basis(0, 0)), count, 2)),
-            response=np.zeros((parameters, count, 2)),
-            mean=np.asarray(defaults, np.float64),
+            bias=np.zeros((len(pose_basis(0, 0)), count, 3)),
+            response=np.zeros((parameters, count, 3)),
             sd=np.asarray(sd, np.float64),
-            noise_factor=factor.reshape(2 * count, -1),
+            noise_factor=factor,
             noise_diagonal=diagonal,
             prior_precision=np.diag(1 / np.asarray(sd, np.float64) ** 2),
             samples=0,
         )
-
-    def offset(self, yaw: float, pitch: float, values: NDArray[np.floating]) -> NDArray[np.float64]:
-        """(L,C) expected detected − projected, face units, roll-free image frame. values: (P,)."""
-        q = (np.asarray(values) - self.mean) / self.sd
-        return np.tensordot(pose_basis(yaw, pitch), self.bias, 1) + np.tensordot(q, self.response, 1)
 
     def to_arrays(self) -> dict[str, NDArray]:
         """Arrays for the rig spec (names without the `detector_` prefix)."""
         return {
             "bias": self.bias.astype(np.float32),
             "response": self.response.astype(np.float32),
-            "mean": self.mean.astype(np.float32),
             "sd": self.sd.astype(np.float32),
             "noise_factor": self.noise_factor.astype(np.float32),
             "noise_diagonal": self.noise_diagonal.astype(np.float32),
@@ -123,7 +113,7 @@ class DetectorModel:
             model = DetectorModel(
                 **{
                     name: np.asarray(arrays[name], np.float64)
-                    for name in ("bias", "response", "mean", "sd", "noise_factor", "noise_diagonal", "prior_precision")
+                    for name in ("bias", "response", "sd", "noise_factor", "noise_diagonal", "prior_precision")
                 },
                 samples=int(np.ravel(arrays["samples"])[0]),
             )
@@ -132,18 +122,13 @@ class DetectorModel:
                 f"The detector model in the rig spec lacks {missing}: run `rigfit rig calibrate` again.",
                 kind="bad_spec",
             ) from None
-        if model.bias.ndim != 3 or model.bias.shape[2] not in (2, 3):
-            raise UserError(
-                "The detector model in the rig spec is of an unknown form: run `rigfit rig calibrate` again.",
-                kind="bad_spec",
-            )
-        landmarks, components = model.bias.shape[1:]
+        landmarks = model.bias.shape[1] if model.bias.ndim == 3 else -1
         shapes_agree = (
-            model.bias.shape == (len(pose_basis(0, 0)), landmarks, components)
-            and model.response.shape == (parameters, landmarks, components)
-            and model.mean.shape == model.sd.shape == (parameters,)
+            model.bias.shape == (len(pose_basis(0, 0)), landmarks, 3)
+            and model.response.shape == (parameters, landmarks, 3)
+            and model.sd.shape == (parameters,)
             and model.prior_precision.shape == (parameters, parameters)
-            and model.noise_factor.shape[0] == len(model.noise_diagonal) == components * landmarks
+            and model.noise_factor.shape[:2] == model.noise_diagonal.shape == (landmarks, 3)
         )
         finite = all(np.isfinite(v).all() for v in vars(model).values() if isinstance(v, np.ndarray))
         if not (shapes_agree and finite and (model.sd > 0).all() and (model.noise_diagonal > 0).all()):

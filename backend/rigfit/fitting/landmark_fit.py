@@ -7,7 +7,7 @@ lying on its back, gives the same numbers. Minimised is
 
     Σ_photos  rᵀ W (U Uᵀ + D)⁻¹ W r   +   (p − d)ᵀ P (p − d)   +   2 λ Σ_expression |p_j − d_j| / sd_j   +   focal prior
 
-with r = (detected − projected) / s − expected offset of the detector (`detector_model.py`), subject to every
+with r = (detected − projected) / s − R · expected offset of the detector (`detector_model.py`), subject to every
 parameter's own limits. The maximum a posteriori view of it: Gaussian prior, Gaussian detector noise with Student-t
 weights (Lange et al. 1989, eq. 8: w = (ν + 2) / (ν + m²), m the Mahalanobis distance of a landmark in 2D).
 
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from rigfit.errors import UserError
 from rigfit.fitting.bounded import bounded_quadratic
+from rigfit.fitting.detector_model import DetectorModel, pose_basis
 from rigfit.fitting.face_frame import head_angles
 from rigfit.fitting.moving_points import MovingPoints
 from rigfit.fitting.outline import Outline
@@ -45,6 +46,9 @@ from rigfit.rig.spec import RigSpec
 
 # The outline is chosen anew in this many first steps of a pass.
 OUTLINE_STEPS = 4
+GEOMETRY_STEPS = 6
+# Steps at most and tolerance when only the pose is solved.
+POSE_PASS = (12, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class LandmarkFitConfig:
     """Groups of parameters that are free; the others keep their default (or locked) value."""
     noise: float = 0.025
     """Assumed detector error of an uncalibrated rig, standard deviation per axis in face units (eye distance)."""
+    geometry_noise: float = 0.1
+    """The same for the last pass of a calibrated rig, which pulls the learned result towards the landmarks as they are."""
     prior_sd: float = 0.35
     """Prior standard deviation of a parameter, as a share of the way from its default to its farther limit."""
     expression_l1: float = 0.6
@@ -139,7 +145,7 @@ class _Photo:
     """One photo inside the solver: its measurements, its pose, its expression."""
 
     def __init__(
-        self, observation: Observation, points: PointModel, config: LandmarkFitConfig, components: int = 2
+        self, observation: Observation, points: PointModel, config: LandmarkFitConfig, use_depth: bool = False
     ) -> None:
         usable = np.isfinite(points.neutral).all(axis=1) & np.isfinite(observation.points_px).all(axis=1)
         usable &= observation.weight > 0
@@ -152,11 +158,10 @@ class _Photo:
         self.observation = observation
         self.index = np.flatnonzero(usable)
         self.detected = observation.points_px[self.index]
-        self.components = 2
+        self.depth: NDArray[np.float64] | None = None
         depth = observation.depth_px
-        if components == 3 and depth is not None and np.isfinite(depth[self.index]).all():
-            self.components = 3
-            self.detected = np.column_stack([self.detected, depth[self.index] - depth[self.index].mean()])
+        if use_depth and depth is not None and np.isfinite(depth[self.index]).all():
+            self.depth = depth[self.index] - depth[self.index].mean()
         self.confidence = observation.weight[self.index]
         self.principal = np.array([observation.width / 2, observation.height / 2])
         per_mm = max(observation.width, observation.height) / FULL_FRAME_WIDTH_MM
@@ -169,12 +174,14 @@ class _Photo:
         self.focal_guess, self.focal_limits = guess, (low, high)
         self.pose = self._first_pose(points)
         self.robust = np.ones(len(self.index))
+        # (l,C) of the learned model: (detected − projected neutral face) / s, image axes; set by `start_learned`.
+        self.residual = np.zeros((len(self.index), 2))
 
     def _first_pose(self, points: PointModel) -> Pose:
         """Closed form: affine camera by least squares, its nearest scaled rotation (weak perspective)."""
         stable = np.isin(self.index, mesh478.STABLE)
         rows = stable if stable.sum() >= 8 else np.ones(len(self.index), bool)
-        model, seen = points.neutral[self.index][rows], self.detected[rows, :2]
+        model, seen = points.neutral[self.index][rows], self.detected[rows]
         centre, middle = model.mean(axis=0), seen.mean(axis=0)
         affine = np.linalg.lstsq(model - centre, seen - middle, rcond=None)[0].T
         u, s, vt = np.linalg.svd(affine, full_matrices=False)
@@ -193,6 +200,41 @@ class _Photo:
         return low, high
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What stays fixed during a step: s (pixels per face unit), the angles that the bias depends on, the rotation."""
+
+    scale: float
+    yaw: float
+    pitch: float
+    rotation: NDArray[np.float64]
+
+    def turn(self, components: int) -> NDArray[np.float64]:
+        """(3,C): face-frame row vectors times this are image vectors, with depth if C is 3."""
+        return self.rotation.T[:, :components]
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """Inverse covariance of a photo's m measurements: weight (m,), factor U (m,K), inner = chol(I + Uᵀ diag(weight) U),
+    own (m,) variances without the weights."""
+
+    weight: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    inner: NDArray[np.float64]
+    own: NDArray[np.float64]
+
+    def common(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """c with xᵀ Σ⁻¹ y = xᵀ diag(weight) y − c(x)ᵀ c(y). x: (m,) or (m,n)."""
+        weighted = self.weight * x if x.ndim == 1 else self.weight[:, None] * x
+        return scipy.linalg.solve_triangular(self.inner, self.factor.T @ weighted, lower=True, check_finite=False)
+
+    def shared(self, r: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(m,) the part of a residual that the shared factors explain."""
+        explained = scipy.linalg.cho_solve((self.inner, True), self.factor.T @ (self.weight * r), check_finite=False)
+        return self.factor @ explained
+
+
 class _Solver:
     def __init__(
         self,
@@ -206,13 +248,15 @@ class _Solver:
             raise UserError("No photo was given: name at least one.", kind="no_photo")
         self.config = config
         rig = prepare(spec, config.noise, config.prior_sd)
-        self.frame, self.points, self.detector = rig.frame, rig.points, rig.detector
+        self.frame, self.points, self.detector = rig.frame, rig.points, rig.assumed
+        self.calibrated, self.learned = rig.calibrated, False
+        known = rig.calibrated or rig.assumed
         parameters = spec.parameters
         self.names = [p.name for p in parameters]
         self.default = np.array([p.default for p in parameters])
         self.lower = np.array([p.minimum for p in parameters])
         self.upper = np.array([p.maximum for p in parameters])
-        self.sd = self.detector.sd
+        self.sd, self.prior = known.sd, known.prior_precision
         group = np.array([p.group for p in parameters])
         self.locked = np.zeros(len(parameters), bool)
         self.start = self.default.copy()
@@ -225,11 +269,13 @@ class _Solver:
         self.expression = group == "expression"
         self.shared = np.flatnonzero(~self.expression)
         self.own = np.flatnonzero(self.expression)
-        self.photos = [_Photo(o, self.points, config, self.detector.components) for o in observations]
+        self.photos = [_Photo(o, self.points, config, self.calibrated is not None) for o in observations]
         for photo in self.photos:
             photo.pose.log_focal = float(np.clip(photo.pose.log_focal, *photo.focal_limits))
-        self.prior = self.detector.prior_precision
         self.values = np.tile(self.start, (len(self.photos), 1))
+        # The prior: Gaussian around `centre` (K,P), and the sparsity of expressions.
+        self.centre = np.tile(self.default, (len(self.photos), 1))
+        self.expression_l1 = config.expression_l1
         free = np.flatnonzero(self.free)
         self.moving = MovingPoints(self.points, free, self.start)
         self.column = np.cumsum(self.free) - 1
@@ -265,41 +311,79 @@ class _Solver:
         return points
 
     def _residual(
-        self, k: int, values: NDArray[np.float64], pose: Pose, held: tuple[float, float, float, float]
+        self, k: int, values: NDArray[np.float64], pose: Pose, held: _Held
     ) -> NDArray[np.float64]:
-        """(l,C) (detected − projected)/s in the roll-free frame, minus the expected offset. held: s, yaw, pitch, roll."""
+        """(l,C) face units, image axes: (detected − projected)/s, or what the learned model leaves of the neutral's."""
         photo = self.photos[k]
-        scale, yaw, pitch, roll = held
-        projected = project_face(self._geometry(k, values), pose, photo.principal)[:, : photo.components]
-        offset = self.detector.offset(yaw, pitch, values)[photo.index, : photo.components]
-        return (photo.detected - projected) / scale @ _unroll(roll, photo.components).T - offset
+        if self.learned:
+            return photo.residual - self._expected(k, values, held)
+        return (photo.detected - project_face(self._geometry(k, values), pose, photo.principal)[:, :2]) / held.scale
 
-    def _rows(self, photo: _Photo) -> NDArray[np.intp]:
-        """(l,C) rows of the detector's noise that belong to the photo's measurements."""
-        return self.detector.components * photo.index[:, None] + np.arange(photo.components)
+    def _expected(self, k: int, values: NDArray[np.float64], held: _Held) -> NDArray[np.float64]:
+        """(l,C) what the learned model expects for (P,) values, image axes, face units."""
+        photo, model = self.photos[k], self.detector
+        q = (values - self.default) / model.sd
+        moved = np.tensordot(pose_basis(held.yaw, held.pitch), model.bias, 1) + np.tensordot(q, model.response, 1)
+        return moved[photo.index] @ held.turn(photo.residual.shape[1])
 
-    def _precision(self, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Woodbury parts of (W⁻¹ (U Uᵀ + D) W⁻¹)⁻¹ for photo k: weights (C·l,), U (C·l,K), cholesky of I + Uᵀ D⁻¹ U."""
+    def start_learned(self) -> None:
+        """From here on the calibrated model explains the landmarks, at the pose that fits the neutral face."""
+        assert self.calibrated is not None
+        self.detector, self.learned = self.calibrated, True
+        for photo in self.photos:
+            neutral = project_face(self.points.neutral[photo.index], photo.pose, photo.principal)
+            seen = photo.detected if photo.depth is None else np.column_stack([photo.detected, photo.depth])
+            photo.residual = (seen - neutral[:, : seen.shape[1]]) / np.exp(photo.pose.log_scale)
+
+    def end_learned(self, assumed: DetectorModel, free: NDArray[np.bool_]) -> None:
+        """Back to geometry, with what the learned model found as the prior: its posterior around its values."""
+        held = [self._held(p.pose) for p in self.photos]
+        precision = [self._precision(k, h) for k, h in enumerate(held)]
+        hessian, _, shared, own = self._normal_equations(free, held, precision)
+        posterior = np.diag(1 / self.sd**2)
+        # Of the first photo: the others' expressions were seen about as well.
+        where = np.concatenate([np.arange(len(shared)), len(shared) + np.arange(len(own))])
+        columns = np.concatenate([shared, own])
+        posterior[np.ix_(columns, columns)] = hessian[np.ix_(where, where)]
+        self.prior, self.centre, self.expression_l1 = posterior, self.values.copy(), 0.0
+        self.detector, self.learned = assumed, False
+
+    def _precision(self, k: int, held: _Held) -> _Precision:
+        """The inverse of W⁻¹ (U Uᵀ + D) W⁻¹ for photo k, as the parts that Woodbury's identity needs."""
         photo = self.photos[k]
-        rows = self._rows(photo).ravel()
+        components = photo.residual.shape[1] if self.learned else 2
+        turn = held.turn(components)
+        # The rotated diagonal is not quite diagonal; what is left out is far below the shared part.
+        own = (self.detector.noise_diagonal[photo.index] @ turn**2).ravel()
+        factor = np.einsum("lck,ci->lik", self.detector.noise_factor[photo.index], turn, optimize=True)
+        if components == 3:
+            # The origin of the depth is unknown: all depths may move together.
+            origin = np.broadcast_to(np.array([0.0, 0.0, 1.0])[:, None], (len(factor), 3, 1))
+            factor = np.concatenate([factor, origin], axis=2)
+        factor = factor.reshape(len(own), -1)
         # A landmark that is not believed has a larger own variance; what it shares with its neighbours stays.
-        weight = np.repeat(photo.robust * photo.confidence, photo.components) / self.detector.noise_diagonal[rows]
-        factor = self.detector.noise_factor[rows]
+        weight = np.repeat(photo.robust * photo.confidence, components) / own
         inner = scipy.linalg.cholesky(np.eye(factor.shape[1]) + factor.T @ (weight[:, None] * factor), lower=True)
-        return weight, factor, inner
+        return _Precision(weight, factor, inner, own)
 
-    def _held(self, pose: Pose) -> tuple[float, float, float, float]:
-        yaw, pitch, roll = head_angles(pose.rotation)
+    def _held(self, pose: Pose) -> _Held:
+        yaw, pitch, _ = head_angles(pose.rotation)
         # Past these angles the learned bias would be an extrapolation.
-        return float(np.exp(pose.log_scale)), float(np.clip(yaw, -0.8, 0.8)), float(np.clip(pitch, -0.5, 0.5)), roll
+        return _Held(
+            float(np.exp(pose.log_scale)),
+            float(np.clip(yaw, -0.8, 0.8)),
+            float(np.clip(pitch, -0.5, 0.5)),
+            pose.rotation.copy(),
+        )
 
     def _prior(self, values: NDArray[np.float64]) -> float:
         """Prior cost of (K,P) values: identity once, expression per photo."""
-        off = values - self.default
+        off = values - self.centre
         total = off[0, self.shared] @ self.prior[np.ix_(self.shared, self.shared)] @ off[0, self.shared]
         own = off[:, self.own]
         total += np.sum((own @ self.prior[np.ix_(self.own, self.own)]) * own)
-        sparse = np.where(self.free & self.expression, np.abs(off / self.sd), 0.0) * self.config.expression_l1
+        sparse = np.where(self.free & self.expression, np.abs((values - self.default) / self.sd), 0.0)
+        sparse = sparse * self.expression_l1
         return float(total + 2 * sparse.sum())
 
     def _focal_prior(self, k: int, pose: Pose) -> float:
@@ -310,9 +394,8 @@ class _Solver:
         total = self._prior(values)
         for k, pose in enumerate(poses):
             r = self._residual(k, values[k], pose, held[k]).ravel()
-            weight, factor, inner = precision[k]
-            projected = scipy.linalg.solve_triangular(inner, factor.T @ (weight * r), lower=True, check_finite=False)
-            total += float(r @ (weight * r) - projected @ projected) + self._focal_prior(k, pose)
+            common = precision[k].common(r)
+            total += float(r @ (precision[k].weight * r) - common @ common) + self._focal_prior(k, pose)
         return total
 
     def _normal_equations(self, free: NDArray[np.bool_], held, precision):
@@ -324,44 +407,54 @@ class _Solver:
         hessian, gradient = np.zeros((n, n)), np.zeros(n)
         for k, photo in enumerate(self.photos):
             values, pose = self.values[k], photo.pose
-            scale, _, _, roll = held[k]
             columns = np.concatenate([shared, own])
-            taken = self.column[columns]
-            slope = self.moving.slope(values, self.side)[np.ix_(taken, photo.index)]
-            points = self._geometry(k, values)
-            if self.marching is not None and len(columns):
-                slope = self.marching.replace_slope(slope, photo.index, taken, values, self.side, k)
-            by_parameter, by_pose = landmark_jacobian(points, slope, pose)
-            jac = np.concatenate([by_parameter, by_pose], axis=2)[:, : photo.components] / scale
-            jac = _unroll(roll, photo.components) @ jac
-            response = self.detector.response[columns][:, photo.index, : photo.components]
-            response = response / self.detector.sd[columns, None, None]
-            jac[:, :, : len(columns)] += response.transpose(1, 2, 0)
+            jac = self._jacobian(k, columns, held[k])
             jac = jac.reshape(-1, jac.shape[2])
             r = self._residual(k, values, pose, held[k]).ravel()
-            weight, factor, inner = precision[k]
-            weighted = weight[:, None] * jac
-            common = scipy.linalg.solve_triangular(inner, factor.T @ weighted, lower=True, check_finite=False)
-            common_r = scipy.linalg.solve_triangular(inner, factor.T @ (weight * r), lower=True, check_finite=False)
+            weighted = precision[k].weight[:, None] * jac
+            common = precision[k].common(jac)
             part = jac.T @ weighted - common.T @ common
-            slope_part = -(weighted.T @ r - common.T @ common_r)
+            slope_part = -(weighted.T @ r - common.T @ precision[k].common(r))
             first = len(shared) + k * block
             where = np.concatenate([np.arange(len(shared)), np.arange(first, first + block)])
             hessian[np.ix_(where, where)] += part
+            if self.learned:
+                hold = np.arange(first + len(own), first + block)
+                hessian[hold, hold] += 1.0
             gradient[where] += slope_part
             diagonal = np.arange(first, first + len(own))
             hessian[np.ix_(diagonal, diagonal)] += self.prior[np.ix_(own, own)]
-            gradient[diagonal] += self.prior[np.ix_(own, self.own)] @ (values - self.default)[self.own]
+            gradient[diagonal] += self.prior[np.ix_(own, self.own)] @ (values - self.centre[k])[self.own]
             # |p − d| has a slope of ±1; at the default the bound or the other side decides, so 0 for signed ones.
             sign = np.sign(values[own] - self.default[own])
             sign = np.where((sign == 0) & (self.lower[own] >= self.default[own]), 1.0, sign)
-            gradient[diagonal] += self.config.expression_l1 * sign / self.sd[own]
-            hessian[first + block - 1, first + block - 1] += 1 / photo.focal_sd**2
-            gradient[first + block - 1] += (pose.log_focal - photo.focal_guess) / photo.focal_sd**2
+            gradient[diagonal] += self.expression_l1 * sign / self.sd[own]
+            if not self.learned:
+                hessian[first + block - 1, first + block - 1] += 1 / photo.focal_sd**2
+                gradient[first + block - 1] += (pose.log_focal - photo.focal_guess) / photo.focal_sd**2
         diagonal = np.arange(len(shared))
         hessian[np.ix_(diagonal, diagonal)] += self.prior[np.ix_(shared, shared)]
-        gradient[diagonal] += self.prior[np.ix_(shared, self.shared)] @ (self.values[0] - self.default)[self.shared]
+        gradient[diagonal] += self.prior[np.ix_(shared, self.shared)] @ (self.values[0] - self.centre[0])[self.shared]
         return hessian, gradient, shared, own
+
+    def _jacobian(self, k: int, columns: NDArray[np.intp], held: _Held) -> NDArray[np.float64]:
+        """(l,C,n+7) derivative of what is compared, face units, for n parameters and the pose. The learned model holds
+        the pose: its columns are 0."""
+        photo, values = self.photos[k], self.values[k]
+        if self.learned:
+            components = photo.residual.shape[1]
+            response = self.detector.response[columns][:, photo.index] @ held.turn(components)
+            jac = np.zeros((len(photo.index), components, len(columns) + POSE_SIZE))
+            jac[:, :, : len(columns)] = (response / self.sd[columns, None, None]).transpose(1, 2, 0)
+            return jac
+        taken = self.column[columns]
+        slope = np.zeros((0, len(photo.index), 3))
+        if len(columns):
+            slope = self.moving.slope(values, self.side)[np.ix_(taken, photo.index)]
+        if self.marching is not None and len(columns):
+            slope = self.marching.replace_slope(slope, photo.index, taken, values, self.side, k)
+        by_parameter, by_pose = landmark_jacobian(self._geometry(k, values), slope, photo.pose)
+        return np.concatenate([by_parameter, by_pose], axis=2)[:, :2] / held.scale
 
     def _bounds(self, shared, own):
         low, high = [self.lower[shared] - self.values[0, shared]], [self.upper[shared] - self.values[0, shared]]
@@ -385,10 +478,10 @@ class _Solver:
     def _renew_weights(self) -> None:
         """Student-t weights from each landmark's own residual (what its neighbours share does not count against it)."""
         for k, photo in enumerate(self.photos):
-            r = self._residual(k, self.values[k], photo.pose, self._held(photo.pose))
-            weight, factor, inner = self._precision(k)
-            shared = factor @ scipy.linalg.cho_solve((inner, True), factor.T @ (weight * r.ravel()), check_finite=False)
-            own = (r - shared.reshape(r.shape)) ** 2 / self.detector.noise_diagonal[self._rows(photo)]
+            held = self._held(photo.pose)
+            r = self._residual(k, self.values[k], photo.pose, held)
+            precision = self._precision(k, held)
+            own = (r - precision.shared(r.ravel()).reshape(r.shape)) ** 2 / precision.own.reshape(r.shape)
             # On the scale of a landmark in 2D, whether its depth is known or not.
             m2 = 2 * own.mean(axis=1)
             nu = self.config.student_dof
@@ -403,7 +496,7 @@ class _Solver:
                 for k, photo in enumerate(self.photos):
                     self.marching.follow(k, photo.pose, photo.principal, self.values[k])
             held = [self._held(p.pose) for p in self.photos]
-            precision = [self._precision(k) for k in range(len(self.photos))]
+            precision = [self._precision(k, h) for k, h in enumerate(held)]
             now = self._cost(self.values, [p.pose for p in self.photos], held, precision)
             self.cost_history.append(now)
             hessian, gradient, shared, own = self._normal_equations(free, held, precision)
@@ -428,10 +521,17 @@ class _Solver:
                 break
         return steps
 
+    def pose_of_neutral(self) -> None:
+        """Solve the pose of the neutral face, whatever the start is: the frame of the learned model."""
+        kept, self.values = self.values, np.tile(self.default, (len(self.photos), 1))
+        moving, self.moving = self.moving, MovingPoints(self.points, np.zeros(0, np.intp), self.default)
+        self.run(np.zeros(len(self.names), bool), *POSE_PASS)
+        self.values, self.moving = kept, moving
+
     def posterior(self, free: NDArray[np.bool_]) -> NDArray[np.float64]:
         """(P,) standard deviation of the shared identity and the first photo's expression, camera marginalised."""
         held = [self._held(p.pose) for p in self.photos]
-        precision = [self._precision(k) for k in range(len(self.photos))]
+        precision = [self._precision(k, h) for k, h in enumerate(held)]
         hessian, _, shared, own = self._normal_equations(free, held, precision)
         covariance = np.linalg.inv(hessian + 1e-12 * np.eye(len(hessian)))
         sd = self.sd.copy()
@@ -440,12 +540,6 @@ class _Solver:
         sd[shared] = deviation[: len(shared)]
         sd[own] = deviation[len(shared) : len(shared) + len(own)]
         return sd
-
-
-def _unroll(roll: float, components: int) -> NDArray[np.float64]:
-    """(C,C) rotation that takes image vectors (and depths) of a rolled head to the upright head."""
-    c, s = np.cos(roll), np.sin(roll)
-    return np.array([[c, s, 0], [-s, c, 0], [0, 0, 1.0]])[:components, :components]
 
 
 def fit_landmarks(
@@ -462,8 +556,15 @@ def fit_landmarks(
     """
     config = config or LandmarkFitConfig()
     solver = _Solver(spec, observations, config, locked or {}, initial or {})
+    nothing = np.zeros(len(solver.names), bool)
+    learned = solver.calibrated is not None
     # The camera first, with the face as it is: parameters must not explain what a turn of the head explains.
-    solver.run(np.zeros(len(solver.names), bool), 8, 1e-2)
+    if learned:
+        assumed = prepare(spec, config.geometry_noise, config.prior_sd).assumed
+        solver.pose_of_neutral()
+        solver.start_learned()
+    else:
+        solver.run(nothing, *POSE_PASS)
     steps = solver.run(solver.free, config.max_iterations, config.tolerance)
     deviation = solver.posterior(solver.free)
     information = np.where(solver.free, 1 - (deviation / solver.sd) ** 2, 0.0)
@@ -472,6 +573,10 @@ def fit_landmarks(
     if dropped.any():
         solver.values[:, dropped] = solver.start[dropped]
         steps += solver.run(identifiable, config.max_iterations, config.tolerance)
+    if learned:
+        solver.end_learned(assumed, identifiable)
+        solver.run(nothing, *POSE_PASS)
+        solver.run(identifiable, GEOMETRY_STEPS, config.tolerance)
     return LandmarkFit(
         photos=[_photo_fit(solver, k) for k in range(len(solver.photos))],
         standard_deviation=deviation,
@@ -482,6 +587,21 @@ def fit_landmarks(
         iterations=steps,
         cost_history=solver.cost_history,
     )
+
+
+def neutral_residual(spec: RigSpec, observation: Observation) -> tuple[NDArray[np.float64], Pose]:
+    """What `DetectorModel` is learned from: (478,3) (detected − projected neutral face) / s in the face frame, at the
+    pose that fits the neutral face, and that pose. NaN where a landmark is not embedded or its depth is not known."""
+    solver = _Solver(spec, [observation], LandmarkFitConfig(follow_outline=False), {}, {})
+    solver.pose_of_neutral()
+    photo = solver.photos[0]
+    residual = np.full((len(observation.points_px), 3), np.nan)
+    projected = project_face(solver.points.neutral[photo.index], photo.pose, photo.principal)
+    residual[photo.index, :2] = photo.detected - projected[:, :2]
+    if observation.depth_px is not None:
+        depth = observation.depth_px[photo.index]
+        residual[photo.index, 2] = depth - depth.mean() - projected[:, 2]
+    return residual / np.exp(photo.pose.log_scale) @ photo.pose.rotation, photo.pose
 
 
 def _photo_fit(solver: _Solver, k: int) -> PhotoFit:

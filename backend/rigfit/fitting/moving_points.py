@@ -17,8 +17,8 @@ class MovingPoints:
         fixed[free] = model.default[free]
         self.free, self.default = free, model.default[free]
         self.base = model.points(fixed).ravel()
-        self.positive = np.ascontiguousarray(model.positive[free].reshape(len(free), -1))
-        self.negative = np.ascontiguousarray(model.negative[free].reshape(len(free), -1))
+        self.positive = np.ascontiguousarray(model.positive[free].reshape(len(free), self.base.size))
+        self.negative = np.ascontiguousarray(model.negative[free].reshape(len(free), self.base.size))
         self.same = bool(np.array_equal(self.positive, self.negative))
 
     def points(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

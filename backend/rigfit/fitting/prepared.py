@@ -18,12 +18,14 @@ from rigfit.rig.spec import RigSpec
 
 @dataclass(frozen=True)
 class PreparedRig:
-    """frame: of the neutral landmarks. points: the 478 landmarks in it. detector: calibrated or assumed. outline: None
-    for a calibrated detector, whose model knows what the outline does."""
+    """frame: of the neutral landmarks. points: the 478 landmarks in it. assumed: noise of any detector, for the pose and
+    for rigs without a calibration. calibrated: the learned model, if the spec has one. outline: None with a calibrated
+    model, which knows what the outline does."""
 
     frame: FaceFrame
     points: PointModel
-    detector: DetectorModel
+    assumed: DetectorModel
+    calibrated: DetectorModel | None
     outline: OutlineCandidates | None
 
 
@@ -39,12 +41,10 @@ def prepare(spec: RigSpec, noise: float, prior_share: float) -> PreparedRig:
         on_rig = landmark_model(spec)
         frame = FaceFrame.from_landmarks(on_rig.neutral)
         points = frame.model_to_face(on_rig)
-        if spec.detector:
-            detector = DetectorModel.from_arrays(spec.detector, len(spec.parameters))
-        else:
-            detector = DetectorModel.uncalibrated(points.neutral, spec.default, prior_sd(spec, prior_share), noise)
-        outline = None if detector.calibrated else OutlineCandidates.of(spec, frame, points.neutral)
-        known[key] = PreparedRig(frame, points, detector, outline)
+        assumed = DetectorModel.uncalibrated(points.neutral, prior_sd(spec, prior_share), noise)
+        learned = DetectorModel.from_arrays(spec.detector, len(spec.parameters)) if spec.detector else None
+        outline = None if learned else OutlineCandidates.of(spec, frame, points.neutral)
+        known[key] = PreparedRig(frame, points, assumed, learned, outline)
     return known[key]
 
 
