@@ -10,12 +10,8 @@ cores; after Ctrl-C the same command goes on where it stopped.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
 
 from rigfit.blender.locate import locate
 from rigfit.blender.worker import BlenderWorker
@@ -31,7 +27,7 @@ COUNT, SEED = 900, 1
 
 @with_exit_codes
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the landmark embedding and detector model of the default head.")
     parser.add_argument("--work", type=Path, required=True, help="folder for the head, the spec and what was detected")
     parser.add_argument("--blender", help="a Blender executable, or a Python that has bpy")
     parser.add_argument("--count", type=int, default=COUNT, help="random faces to render")
@@ -50,7 +46,14 @@ def main() -> None:
         spec.save(spec_path)
     with progress_bar("calibrate") as progress:
         model = calibrate(
-            blend, spec_path, detector, count=options.count, seed=SEED, folder=options.work, blender=blender, progress=progress
+            blend,
+            spec_path,
+            detector,
+            count=options.count,
+            seed=SEED,
+            folder=options.work,
+            blender=blender,
+            progress=progress,
         )
     target = Path(__file__).parents[1] / "backend" / "rigfit" / "assets" / default_rig.SHIPPED
     default_rig.write_shipped(spec.with_detector(model.to_arrays(), {"samples": model.samples}), target)

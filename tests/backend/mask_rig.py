@@ -61,10 +61,8 @@ def mask_rig(
         else:
             move = np.tile(np.asarray(direction, float), (len(points), 1))
         delta = weight[:, None] * move * size
-        if name == "mouth-width":  # a signed parameter made of two keys that are not mirror images of each other
-            shapes = [delta, delta * np.array([0.7, 0, 0])]
-        else:
-            shapes = [delta]
+        # One is a signed parameter made of two keys that are not mirror images of each other.
+        shapes = [delta, delta * np.array([0.7, 0, 0])] if name == "mouth-width" else [delta]
         first = len(offsets) - 1
         for shape in shapes:
             moved = np.flatnonzero(np.linalg.norm(shape, axis=1) > 1e-5)

@@ -52,7 +52,16 @@ def test_help_loads_nothing_heavy():
 
 
 def test_every_command_has_help(rigfit):
-    for command in ((), ("rig",), ("bench",), ("fit",), ("demo",), ("doctor",), ("rig", "calibrate"), ("bench", "recovery")):
+    for command in (
+        (),
+        ("rig",),
+        ("bench",),
+        ("fit",),
+        ("demo",),
+        ("doctor",),
+        ("rig", "calibrate"),
+        ("bench", "recovery"),
+    ):
         code, out, _ = rigfit(*command, "--help")
         assert code == 0
         assert "Usage" in out
@@ -61,7 +70,14 @@ def test_every_command_has_help(rigfit):
 def test_fit_with_a_landmark_file_needs_no_blender_and_finds_the_face(rigfit, photo_of_mask):
     folder, spec, truth = photo_of_mask
     code, out, err = rigfit(
-        "fit", folder / "photo.png", "--rig", folder / "rig.npz", "--landmarks", folder / "points.json", "--out", folder / "out"
+        "fit",
+        folder / "photo.png",
+        "--rig",
+        folder / "rig.npz",
+        "--landmarks",
+        folder / "points.json",
+        "--out",
+        folder / "out",
     )
     assert code == 0, err
     assert "landmark error" in out
@@ -76,8 +92,17 @@ def test_fit_with_a_landmark_file_needs_no_blender_and_finds_the_face(rigfit, ph
 
 
 def test_locks_and_solve(rigfit, photo_of_mask):
-    folder, spec, _ = photo_of_mask
-    base = ("fit", folder / "photo.png", "--rig", folder / "rig.npz", "--landmarks", folder / "points.json", "--out", folder / "out")
+    folder, _, _ = photo_of_mask
+    base = (
+        "fit",
+        folder / "photo.png",
+        "--rig",
+        folder / "rig.npz",
+        "--landmarks",
+        folder / "points.json",
+        "--out",
+        folder / "out",
+    )
     assert rigfit(*base, "--lock", "jawOpen=0.25", "--lock", "nose-width", "--solve", "identity")[0] == 0
     result = FitResult.load(folder / "out" / "fit.json")
     assert result.parameters["jawOpen"].value == 0.25
@@ -128,7 +153,14 @@ def test_an_unwritable_output_folder_is_said_before_the_work(rigfit, photo_of_ma
     folder, _, _ = photo_of_mask
     (folder / "taken").write_text("a file")
     code, _, err = rigfit(
-        "fit", folder / "photo.png", "--rig", folder / "rig.npz", "--landmarks", folder / "points.json", "--out", folder / "taken"
+        "fit",
+        folder / "photo.png",
+        "--rig",
+        folder / "rig.npz",
+        "--landmarks",
+        folder / "points.json",
+        "--out",
+        folder / "taken",
     )
     assert code == 2
     assert "cannot be written" in err
@@ -136,7 +168,7 @@ def test_an_unwritable_output_folder_is_said_before_the_work(rigfit, photo_of_ma
 
 
 def test_inspect_lists_parameters_and_draws(rigfit, photo_of_mask):
-    folder, spec, _ = photo_of_mask
+    folder, _, _ = photo_of_mask
     code, out, _ = rigfit("rig", "inspect", folder / "rig.npz", "--out", folder / "look.png")
     assert code == 0
     assert all(name in out for name in ("jawOpen", "nose-width", "appearance"))
@@ -153,7 +185,14 @@ def test_ctrl_c_ends_with_130_and_no_traceback(rigfit, photo_of_mask, monkeypatc
 
     monkeypatch.setattr("rigfit.fitting.run.fit_seen_faces", interrupted)
     code, _, err = rigfit(
-        "fit", folder / "photo.png", "--rig", folder / "rig.npz", "--landmarks", folder / "points.json", "--out", folder / "out"
+        "fit",
+        folder / "photo.png",
+        "--rig",
+        folder / "rig.npz",
+        "--landmarks",
+        folder / "points.json",
+        "--out",
+        folder / "out",
     )
     assert code == 130
     assert "Traceback" not in err

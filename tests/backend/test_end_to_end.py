@@ -56,7 +56,12 @@ def test_the_demo_photo_is_fitted_applied_and_rendered(head, tmp_path, monkeypat
     assert photo.verification is not None
     assert photo.verification.face_found
     assert photo.verification.landmark_error_percent < 6
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"fit.json", "comparison.png", "render.png", "fitted.blend"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "fit.json",
+        "comparison.png",
+        "render.png",
+        "fitted.blend",
+    }
     assert steps[-1][0] == steps[-1][1]
     # What was saved is what was fitted.
     with BlenderWorker(BLENDER) as worker:

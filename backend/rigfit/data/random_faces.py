@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def random_faces(
     denoise: bool = True,
     blender: Blender | None = None,
     workers: int | None = None,
-) -> Iterator[RandomFace]:
+) -> Generator[RandomFace, None, None]:
     """Render samples of a seed. A sample is the same whatever the number of workers.
 
     samples: Cycles samples per pixel. subsurface: False renders the skin as a plain surface, in half the time. denoise: where

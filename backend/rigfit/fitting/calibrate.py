@@ -116,7 +116,7 @@ def learn_detector_model(
     u, s, vt = np.linalg.svd(q_rest, full_matrices=False)
     coefficients = u.T @ t_rest
     leverage_pose = np.sum(basis**2, axis=1)
-    best = np.inf
+    best, left_out, response_q = np.inf, t_rest, np.zeros((q.shape[1], target.shape[1]))
     for penalty in PENALTIES:
         shrink = s**2 / (s**2 + penalty)
         leverage = leverage_pose + np.sum(u**2 * shrink, axis=1)

@@ -21,7 +21,7 @@ def comparison(
     seen: SeenFace, result: FitResult, index: int, fitted_px: np.ndarray, render: Path | None
 ) -> Image.Image:
     """One picture for photo `index`. fitted_px: (478,2) landmarks of the fit in the photo, pixels, NaN where unused."""
-    camera, square = face_crop(result.photos[index].camera, seen.face.box_px, PANEL_PX)
+    _, square = face_crop(result.photos[index].camera, seen.face.box_px, PANEL_PX)
     crop = _crop(seen.photo.image, square, PANEL_PX)
     scale = PANEL_PX / square[2]
     panels = [("photo", crop), ("landmarks: detected, fitted", _with_points(crop, seen, square, scale, fitted_px))]

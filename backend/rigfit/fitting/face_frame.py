@@ -112,4 +112,4 @@ def rotation_from_angles(yaw: float, pitch: float, roll: float) -> NDArray[np.fl
     ry = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
     rx = np.array([[1, 0, 0], [0, cp, -sp], [0, sp, cp]])
     rz = np.array([[cr, -sr, 0], [sr, cr, 0], [0, 0, 1]])
-    return rz @ rx @ ry
+    return np.asarray(rz @ rx @ ry, np.float64)

@@ -43,7 +43,7 @@ def see_face(
     """Load a photo and find its face, or take the landmarks from a file."""
     photo = load_photo(path)
     if landmark_file is not None:
-        return SeenFace(photo, load_landmark_file(landmark_file, photo.image.shape[1::-1]), 1)
+        return SeenFace(photo, load_landmark_file(landmark_file, (photo.image.shape[1], photo.image.shape[0])), 1)
     found = detect_face(photo, detector, face)
     return SeenFace(photo, found, found.faces_found)
 

@@ -7,8 +7,7 @@ lying on its back, gives the same numbers. Minimised is
 
     Σ_photos  rᵀ W (U Uᵀ + D)⁻¹ W r   +   (p − d)ᵀ P (p − d)   +   2 λ Σ_expression |p_j − d_j| / sd_j   +   focal prior
 
-with r = (detected − projected) / s − R · expected offset of the detector (`detector_model.py`), subject to every
-parameter's own limits. The maximum a posteriori view of it: Gaussian prior, Gaussian detector noise with Student-t
+with r = (detected − projected) / s in face units, subject to every parameter's own limits. The maximum a posteriori view of it: Gaussian prior, Gaussian detector noise with Student-t
 weights (Lange et al. 1989, eq. 8: w = (ν + 2) / (ν + m²), m the Mahalanobis distance of a landmark in 2D).
 
 - The mesh is linear in the parameters, so the projection's Jacobian is exact (`landmark_jacobian`).
@@ -18,6 +17,9 @@ weights (Lange et al. 1989, eq. 8: w = (ν + 2) / (ν + m²), m the Mahalanobis 
 - s, the head angles in the offset and the weights are held during a step and renewed after it.
 - Outline landmarks of an uncalibrated detector follow the silhouette: when the point turns away from the camera, the
   outermost nearby point of the mesh takes its place ("landmark marching", Zhu et al. 2015, section 3.2).
+- On a calibrated rig the landmarks are explained by the learned response (`detector_model.py`) at the pose of the neutral
+  face, which makes the cost quadratic; then a last pass returns to geometry, with the posterior of the learned one as
+  its prior, so that the landmarks of a real photo, which no render is, still count as they are.
 - The posterior covariance H⁻¹ gives the standard deviations; a parameter whose variance the photo lowers by less than
   `identifiable_information` is not identifiable. It is put back to its default, and the rest is solved again.
 """
@@ -310,9 +312,7 @@ class _Solver:
             points = self.marching.replace(points, photo.index, values, k)
         return points
 
-    def _residual(
-        self, k: int, values: NDArray[np.float64], pose: Pose, held: _Held
-    ) -> NDArray[np.float64]:
+    def _residual(self, k: int, values: NDArray[np.float64], pose: Pose, held: _Held) -> NDArray[np.float64]:
         """(l,C) face units, image axes: (detected − projected)/s, or what the learned model leaves of the neutral's."""
         photo = self.photos[k]
         if self.learned:
@@ -558,9 +558,9 @@ def fit_landmarks(
     solver = _Solver(spec, observations, config, locked or {}, initial or {})
     nothing = np.zeros(len(solver.names), bool)
     learned = solver.calibrated is not None
+    assumed = prepare(spec, config.geometry_noise, config.prior_sd).assumed
     # The camera first, with the face as it is: parameters must not explain what a turn of the head explains.
     if learned:
-        assumed = prepare(spec, config.geometry_noise, config.prior_sd).assumed
         solver.pose_of_neutral()
         solver.start_learned()
     else:

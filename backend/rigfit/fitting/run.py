@@ -122,14 +122,16 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
     result, fit = fit_seen_faces(
         spec, seen, LandmarkFitConfig(solve=job.groups), _parse_locks(job.locks, spec), initial, focal_px
     )
-    fitted, renders = None, [None] * len(seen)
+    fitted: Path | None = None
+    renders: list[Path | None] = [None] * len(seen)
     if blend is not None:
         progress(4, STEPS, "Blender applies and renders the result")
         with BlenderWorker(found) as worker:
             worker.call("file.open", path=str(blend))
             for i in reversed(range(len(seen))):
-                renders[i] = job.out / (f"render-{i + 1}.png" if len(seen) > 1 else "render.png")
-                result = verify(worker, spec_path, result, seen, detector, i, renders[i])
+                render = job.out / (f"render-{i + 1}.png" if len(seen) > 1 else "render.png")
+                result = verify(worker, spec_path, result, seen, detector, i, render)
+                renders[i] = render
             fitted = job.out / "fitted.blend"
             worker.call("file.save", path=str(fitted))
     progress(5, STEPS, "drawing the comparison")

@@ -28,7 +28,11 @@ Progress = Callable[[int, int, str], None]
 def cache_folder() -> Path:
     """Where the default head is kept between runs: the user's cache folder, by what it is built from."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    made_by = [Path(default_head.__file__), addon_folder() / "rig" / "default_head.py", addon_folder() / "rig" / "export.py"]
+    made_by = [
+        Path(default_head.__file__),
+        addon_folder() / "rig" / "default_head.py",
+        addon_folder() / "rig" / "export.py",
+    ]
     with resources.as_file(resources.files("rigfit") / "assets" / SHIPPED) as shipped:
         key = hashlib.sha256(b"".join(path.read_bytes() for path in (*made_by, shipped) if path.exists()))
     return Path(root) / "rigfit" / f"head-{rigfit.__version__}-{key.hexdigest()[:12]}"

@@ -81,7 +81,9 @@ def embed_landmarks(
         picture = Path(folder) / "view.png"
 
         def look(camera: Camera, quality: int) -> FaceLandmarks | None:
-            worker.call("studio.render", camera=camera.to_json(), samples=quality, seed=0, subsurface=False, out=str(picture))
+            worker.call(
+                "studio.render", camera=camera.to_json(), samples=quality, seed=0, subsurface=False, out=str(picture)
+            )
             faces = [f for f in detector.detect(load_photo(picture).image) if f.rotation_deg == 0]
             return faces[0] if faces else None
 

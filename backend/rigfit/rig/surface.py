@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import trimesh
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from rigfit.render.camera import Camera
 from rigfit.rig.spec import RigSpec
@@ -93,7 +93,7 @@ def closest_points(
     weights = np.zeros((len(points), 3))
     if len(ids) and len(known):
         count = min(candidates, len(ids))
-        _, near = cKDTree(corners.mean(axis=1)).query(points[known], k=count)
+        _, near = KDTree(corners.mean(axis=1)).query(points[known], k=count)
         near = near.reshape(len(known), count)
         repeated = np.repeat(points[known], count, axis=0)
         on = trimesh.triangles.closest_point(corners[near.ravel()], repeated)
