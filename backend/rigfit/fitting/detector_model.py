@@ -14,7 +14,7 @@ The three components of both sides are u, v and the relative depth that a detect
 pixels per face unit at the depth of the face, so that everything in the brackets is in face units (distance between
 the outer eye corners). Where the depth is not known its row is left out. The response contains what the shape does to
 the landmarks, how much of it the detector sees, and what the neutral face's pose takes away of it; learned as one
-thing it is far better determined than as a correction of the geometry (measured: docs/benchmarks.md).
+thing it is far better determined than as a correction of the geometry (measured: docs/architecture.md).
 `rigfit.fitting.calibrate` learns the numbers from renders of the rig; `DetectorModel.uncalibrated` is only the noise
 that we assume before that.
 """
