@@ -178,6 +178,9 @@ class _Photo:
         self.robust = np.ones(len(self.index))
         # (l,C) of the learned model: (detected − projected neutral face) / s, image axes; set by `start_learned`.
         self.residual = np.zeros((len(self.index), 2))
+        # Of the learned model too: own variances and shared factors, and (C·l,P) change per unit of each parameter.
+        self.noise: tuple[NDArray[np.float64], NDArray[np.float64]] = (np.zeros(0), np.zeros((0, 0)))
+        self.response: NDArray[np.float64] = np.zeros((0, 0))
 
     def _first_pose(self, points: PointModel) -> Pose:
         """Closed form: affine camera by least squares, its nearest scaled rotation (weak perspective)."""
@@ -321,10 +324,10 @@ class _Solver:
 
     def _expected(self, k: int, values: NDArray[np.float64], held: _Held) -> NDArray[np.float64]:
         """(l,C) what the learned model expects for (P,) values, image axes, face units."""
-        photo, model = self.photos[k], self.detector
-        q = (values - self.default) / model.sd
-        moved = np.tensordot(pose_basis(held.yaw, held.pitch), model.bias, 1) + np.tensordot(q, model.response, 1)
-        return moved[photo.index] @ held.turn(photo.residual.shape[1])
+        photo = self.photos[k]
+        bias = np.tensordot(pose_basis(held.yaw, held.pitch), self.detector.bias, 1)[photo.index]
+        moved = (photo.response @ (values - self.default)).reshape(photo.residual.shape)
+        return bias @ held.turn(photo.residual.shape[1]) + moved
 
     def start_learned(self) -> None:
         """From here on the calibrated model explains the landmarks, at the pose that fits the neutral face."""
@@ -334,6 +337,10 @@ class _Solver:
             neutral = project_face(self.points.neutral[photo.index], photo.pose, photo.principal)
             seen = photo.detected if photo.depth is None else np.column_stack([photo.detected, photo.depth])
             photo.residual = (seen - neutral[:, : seen.shape[1]]) / np.exp(photo.pose.log_scale)
+            # The pose is held from here on, so the model is turned into the picture once.
+            photo.noise = self._noise(photo, self._held(photo.pose), seen.shape[1])
+            turned = self.detector.response[:, photo.index] @ self._held(photo.pose).turn(seen.shape[1])
+            photo.response = np.ascontiguousarray((turned / self.sd[:, None, None]).reshape(len(self.sd), -1).T)
 
     def end_learned(self, assumed: DetectorModel, free: NDArray[np.bool_]) -> None:
         """Back to geometry, with what the learned model found as the prior: its posterior around its values."""
@@ -351,7 +358,15 @@ class _Solver:
     def _precision(self, k: int, held: _Held) -> _Precision:
         """The inverse of W⁻¹ (U Uᵀ + D) W⁻¹ for photo k, as the parts that Woodbury's identity needs."""
         photo = self.photos[k]
-        components = photo.residual.shape[1] if self.learned else 2
+        own, factor = photo.noise if self.learned else self._noise(photo, held, 2)
+        # A landmark that is not believed has a larger own variance; what it shares with its neighbours stays.
+        weight = np.repeat(photo.robust * photo.confidence, len(own) // len(photo.index)) / own
+        information = np.eye(factor.shape[1]) + factor.T @ (weight[:, None] * factor)
+        inner = scipy.linalg.cholesky(information, lower=True, check_finite=False)
+        return _Precision(weight, factor, inner, own)
+
+    def _noise(self, photo: _Photo, held: _Held, components: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Own variances (C·l,) and shared factors (C·l,K) of a photo's measurements, image axes."""
         turn = held.turn(components)
         # The rotated diagonal is not quite diagonal; what is left out is far below the shared part.
         own = (self.detector.noise_diagonal[photo.index] @ turn**2).ravel()
@@ -360,11 +375,7 @@ class _Solver:
             # The origin of the depth is unknown: all depths may move together.
             origin = np.broadcast_to(np.array([0.0, 0.0, 1.0])[:, None], (len(factor), 3, 1))
             factor = np.concatenate([factor, origin], axis=2)
-        factor = factor.reshape(len(own), -1)
-        # A landmark that is not believed has a larger own variance; what it shares with its neighbours stays.
-        weight = np.repeat(photo.robust * photo.confidence, components) / own
-        inner = scipy.linalg.cholesky(np.eye(factor.shape[1]) + factor.T @ (weight[:, None] * factor), lower=True)
-        return _Precision(weight, factor, inner, own)
+        return own, factor.reshape(len(own), -1)
 
     def _held(self, pose: Pose) -> _Held:
         yaw, pitch, _ = head_angles(pose.rotation)
@@ -442,10 +453,8 @@ class _Solver:
         the pose: its columns are 0."""
         photo, values = self.photos[k], self.values[k]
         if self.learned:
-            components = photo.residual.shape[1]
-            response = self.detector.response[columns][:, photo.index] @ held.turn(components)
-            jac = np.zeros((len(photo.index), components, len(columns) + POSE_SIZE))
-            jac[:, :, : len(columns)] = (response / self.sd[columns, None, None]).transpose(1, 2, 0)
+            jac = np.zeros((*photo.residual.shape, len(columns) + POSE_SIZE))
+            jac[:, :, : len(columns)] = photo.response[:, columns].reshape(*photo.residual.shape, -1)
             return jac
         taken = self.column[columns]
         slope = np.zeros((0, len(photo.index), 3))
@@ -475,12 +484,13 @@ class _Solver:
             poses.append(photo.pose.moved(step[first + len(own) : first + block]))
         return np.clip(values, self.lower, self.upper), poses
 
-    def _renew_weights(self) -> None:
+    def _renew_weights(self, known: list[_Precision] | None) -> None:
         """Student-t weights from each landmark's own residual (what its neighbours share does not count against it)."""
         for k, photo in enumerate(self.photos):
             held = self._held(photo.pose)
             r = self._residual(k, self.values[k], photo.pose, held)
-            precision = self._precision(k, held)
+            # The learned model's covariance does not change with the step; the geometry's turns with the pose.
+            precision = known[k] if known else self._precision(k, held)
             own = (r - precision.shared(r.ravel()).reshape(r.shape)) ** 2 / precision.own.reshape(r.shape)
             # On the scale of a landmark in 2D, whether its depth is known or not.
             m2 = 2 * own.mean(axis=1)
@@ -516,7 +526,7 @@ class _Solver:
             for photo, pose in zip(self.photos, poses, strict=True):
                 photo.pose = pose
             damping = max(damping / 6, 1e-6)
-            self._renew_weights()
+            self._renew_weights(precision if self.learned else None)
             if now - then < tolerance * now:
                 break
         return steps
