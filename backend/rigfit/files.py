@@ -16,12 +16,12 @@ from rigfit.errors import UserError
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary path in the same folder, flush it to disk and rename it to `path`.
 
+    The temporary name keeps the suffix, by which some writers choose the format.
     Raises UserError kind ``file_unwritable`` when the folder or the disk does not take it; the old file stays.
     """
     path = Path(path)
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem[:40]}-", suffix=path.suffix, dir=path.parent)
         os.close(handle)
         temporary = Path(name)

@@ -483,7 +483,7 @@ def test_missing_and_unwritable_landmark_files(tmp_path):
         load_landmark_file(tmp_path / "binary.json")
     with pytest.raises(UserError) as caught:
         save_landmark_file(tmp_path / "no folder" / "a.json", photos.portrait_landmarks())
-    assert caught.value.kind == "cannot_write"
+    assert caught.value.kind == "file_unwritable"
 
 
 def test_matrices_of_the_test_photos_are_right():

@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rigfit.errors import UserError
+from rigfit.files import write_atomically
 from rigfit.photo import mesh478
 from rigfit.photo.face import FaceLandmarks
 
@@ -110,22 +110,7 @@ def save_landmark_file(
     )
     size = "" if image_size_px is None else f' "image_size_px": [{image_size_px[0]}, {image_size_px[1]}],\n'
     text = f'{{"schema": "{SCHEMA}",\n{size} "points": {{\n{rows}\n}}}}\n'
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UserError(
-            f"The landmark file “{path.name}” cannot be written ({error.strerror}): choose another folder.",
-            kind="cannot_write",
-        ) from None
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _entries(name: str, points: Any) -> list[tuple[int, Any]]:

@@ -47,7 +47,6 @@ of a linearised similarity: three translations, three rotations, one scale); ide
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib.util
 import json
@@ -60,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rigfit.errors import UserError
+from rigfit.files import write_atomically
 
 Array = NDArray[np.floating]
 
@@ -893,20 +893,7 @@ class HeadDescription:
             "json": np.frombuffer(json.dumps(self.meta, ensure_ascii=False).encode(), dtype=np.uint8),
             **{name: getattr(self, name) for name in _ARRAYS},
         }
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                np.savez_compressed(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise UserError(
-                f"{target} cannot be written ({error.strerror or error}): choose another folder.",
-                kind="file_unwritable",
-            ) from error
+        write_atomically(target, lambda temporary: np.savez_compressed(temporary, **arrays))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> HeadDescription:

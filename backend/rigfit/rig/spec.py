@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rigfit.errors import UserError
+from rigfit.files import write_atomically
 
 SCHEMA = "rigfit.rig/1"
 PARTS = ("skin", "lips", "eye", "iris", "lash", "brow", "teeth", "tongue", "hair", "other")
@@ -220,7 +220,7 @@ class RigSpec:
         if self.landmarks is not None:
             arrays |= {name: getattr(self.landmarks, name.removeprefix("landmark_")) for name in _LANDMARKS}
         arrays |= {_DETECTOR_PREFIX + name: array for name, array in self.detector.items()}
-        _write_archive(path, arrays)
+        write_atomically(path, lambda temporary: _write_archive(temporary, arrays))
 
     def with_landmarks(self, embedding: LandmarkEmbedding | None) -> RigSpec:
         """The same rig with another embedding; the detector model belongs to the old one and is dropped."""
@@ -571,30 +571,10 @@ def _read_archive(path: Path, stream: IO[bytes]) -> tuple[dict[str, np.ndarray],
 
 
 def _write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    temporary: Path | None = None
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(descriptor, "wb") as stream:
-            with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
-                for key, array in arrays.items():
-                    # A fixed date: the same spec gives the same bytes.
-                    info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                    info.compress_type = zipfile.ZIP_STORED if array.nbytes > _STORE_BYTES else zipfile.ZIP_DEFLATED
-                    with archive.open(info, "w", force_zip64=array.nbytes > 1 << 30) as member:
-                        npy.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes the file private; what a user writes should have the usual permissions.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-        temporary = None
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror or error}): choose another folder.", kind="file_unwritable"
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+        for key, array in arrays.items():
+            # A fixed date: the same spec gives the same bytes.
+            info = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_STORED if array.nbytes > _STORE_BYTES else zipfile.ZIP_DEFLATED
+            with archive.open(info, "w", force_zip64=array.nbytes > 1 << 30) as member:
+                npy.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
