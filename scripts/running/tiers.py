@@ -83,6 +83,16 @@ class Tiers:
     def backend_python(self) -> Path:
         return self.environments["backend"].python
 
+    def real_head(self) -> dict[str, str]:
+        """A description of the default head for tests in Blender, which has no pillow to make one; as its variable."""
+        path = self.repository / ".venv" / "reports" / "head.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make = "import sys; from rigfit.rig.default_head import build_head_description as build; build(sys.argv[1])"
+        code, output = ask([str(self.backend_python()), "-c", make, str(path)])
+        if code != 0:
+            raise CannotRun(f"The default head cannot be built: {output.strip().splitlines()[-1:]}")
+        return {"RIGFIT_TEST_HEAD": str(path)}
+
     def pytest(
         self,
         tier: str,
@@ -205,7 +215,8 @@ def _backend(tiers: Tiers) -> Outcome:
 def _bpy(version: str) -> Callable[[Tiers], Outcome]:
     def run(tiers: Tiers) -> Outcome:
         python = str(tiers.environments[f"bpy-{version}"].python)
-        return tiers.pytest(f"bpy-{version}", [python, "-m", "pytest"], ("tests/blender",))
+        command = [python, "-m", "pytest"]
+        return tiers.pytest(f"bpy-{version}", command, ("tests/blender",), environment=tiers.real_head())
 
     return run
 
@@ -216,7 +227,7 @@ def _blender(tiers: Tiers) -> Outcome:
     inner = str(tiers.repository / "scripts" / "running" / "pytest_in_blender.py")
     command = [blender, "-b", "--factory-startup", "--python-exit-code", "3", "--python", inner, "--"]
     # The cache folder is another Python's: its byte code and last-failed lists would only be in the way.
-    outcome = tiers.pytest("blender-inside", command, ("tests/blender",), ("-p", "no:cacheprovider"))
+    outcome = tiers.pytest("blender-inside", command, ("tests/blender",), ("-p", "no:cacheprovider"), tiers.real_head())
     worker = [str(tiers.backend_python()), "-m", "pytest"]
     environment = {"RIGFIT_BLENDER": blender}
     outcome.add(tiers.pytest("blender-worker", worker, ("tests/backend",), ("-m", "blender"), environment))
@@ -233,7 +244,7 @@ class Tier:
 TIERS: dict[str, Tier] = {
     "lint": Tier("style, format and types", ("backend",), _lint),
     "backend": Tier("the backend and the add-on's plain parts, without bpy", ("backend", "bpy-5.0"), _backend),
-    "bpy-4.5": Tier("the add-on in Blender 4.5 as a Python module", ("bpy-4.5",), _bpy("4.5")),
-    "bpy-5.0": Tier("the add-on in Blender 5.0 as a Python module", ("bpy-5.0",), _bpy("5.0")),
+    "bpy-4.5": Tier("the add-on in Blender 4.5 as a Python module", ("bpy-4.5", "backend"), _bpy("4.5")),
+    "bpy-5.0": Tier("the add-on in Blender 5.0 as a Python module", ("bpy-5.0", "backend"), _bpy("5.0")),
     "blender": Tier("the add-on and the worker in a Blender executable", ("backend",), _blender),
 }

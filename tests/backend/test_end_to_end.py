@@ -88,8 +88,12 @@ def test_embedding_finds_the_landmarks_where_they_were_shipped(head, tmp_path):
     assert shipped.landmarks is not None
     one = points_at(spec.neutral, spec.triangles, found.triangle, found.barycentric)
     two = points_at(spec.neutral, spec.triangles, shipped.landmarks.triangle, shipped.landmarks.barycentric)
-    apart = 1000 * np.linalg.norm(one - two, axis=1)
+    known = found.triangle >= 0
+    # Two views do not see all of the outline; what they do not see is not embedded.
+    assert known.sum() >= 465
+    apart = 1000 * np.linalg.norm(one - two, axis=1)[known]
     assert np.median(apart) < 2.0
     assert np.percentile(apart, 90) < 6.0
-    skin = ~np.isin(spec.part[found.triangle[:468]], [spec.parts.index(p) for p in embedding.NOT_SKIN])
+    on_face = found.triangle[:468][known[:468]]
+    skin = ~np.isin(spec.part[on_face], [spec.parts.index(p) for p in embedding.NOT_SKIN])
     assert skin.all()
