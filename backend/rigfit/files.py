@@ -13,15 +13,17 @@ from typing import Any
 from rigfit.errors import UserError
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object], *, parents: bool = False) -> None:
     """Call `write` with a temporary path in the same folder, flush it to disk and rename it to `path`.
 
-    The temporary name keeps the suffix, by which some writers choose the format.
+    parents: make the missing folders. The temporary name keeps the suffix, by which some writers choose the format.
     Raises UserError kind ``file_unwritable`` when the folder or the disk does not take it; the old file stays.
     """
     path = Path(path)
     temporary: Path | None = None
     try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem[:40]}-", suffix=path.suffix, dir=path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -43,7 +45,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, parents: bool = False) -> None:
     """Write `data` as indented UTF-8 JSON, atomically. NaN and infinity are refused: they are not JSON."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), parents=parents)

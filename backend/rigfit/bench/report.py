@@ -238,7 +238,7 @@ class BenchmarkResult:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON file whole or not at all; UserError (kind ``file_unwritable``) when it cannot be written."""
-        write_json(Path(path), self.to_json())
+        write_json(Path(path), self.to_json(), parents=True)
 
     def show(self, console: Console) -> None:
         """The benchmark's own table, then one row a figure, then which targets are missed."""
