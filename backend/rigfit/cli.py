@@ -15,7 +15,6 @@ from rigfit.errors import UserError
 
 if TYPE_CHECKING:
     from rigfit.blender.worker import BlenderWorker
-    from rigfit.rig.spec import RigSpec
 
 app = typer.Typer(
     help="Fit any face rig in Blender to a photo.",
@@ -120,27 +119,32 @@ def _count(value: object) -> int:
     return len(value) if isinstance(value, list | dict) else int(value)  # type: ignore[call-overload]
 
 
-def _embed(worker: BlenderWorker, spec_path: Path) -> RigSpec:
-    from rigfit.photo.landmarks import MediapipeDetector
+def _embed(worker: BlenderWorker, spec_path: Path) -> None:
+    """The landmarks of the rig that is open in `worker`: the shipped ones for the default head, else found on it."""
     from rigfit.rig.default_rig import shipped_landmarks
+    from rigfit.rig.spec import RigSpec
+
+    shipped = shipped_landmarks(RigSpec.load(spec_path))
+    if shipped is None:
+        _find_landmarks(worker, spec_path)
+        return
+    shipped.save(spec_path)
+    say(f"{spec_path}: this is the default head; its landmarks and detector model come with rigfit")
+
+
+def _find_landmarks(worker: BlenderWorker, spec_path: Path) -> None:
+    """Find the landmarks on the rig that is open in `worker` and write them into its spec."""
+    from rigfit.photo.landmarks import MediapipeDetector
     from rigfit.rig.embedding import embed_landmarks
     from rigfit.rig.spec import RigSpec
 
     spec = RigSpec.load(spec_path)
-    shipped = shipped_landmarks(spec)
-    if shipped is not None:
-        shipped.save(spec_path)
-        say(f"{spec_path}: this is the default head; its landmarks and detector model come with rigfit")
-        return shipped
     with progress_bar("landmarks") as progress:
         embedding = embed_landmarks(worker, spec_path, MediapipeDetector(), progress)
-    spec = spec.with_landmarks(embedding)
-    spec.save(spec_path)
+    spec.with_landmarks(embedding).save(spec_path)
     found = embedding.triangle >= 0
-    say(
-        f"{spec_path}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}"
-    )
-    return spec
+    confidence = embedding.confidence[found].mean()
+    say(f"{spec_path}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {confidence:.2f}")
 
 
 @rig_app.command("landmarks")
@@ -150,21 +154,13 @@ def rig_landmarks(
     blender: BlenderOption = None,
 ) -> None:
     """Find the face landmarks on the rig: render it from several sides, detect, cast back onto the mesh."""
-    from rigfit.photo.landmarks import MediapipeDetector
-    from rigfit.rig.embedding import embed_landmarks
     from rigfit.rig.spec import RigSpec
 
-    rig = RigSpec.load(spec)
+    RigSpec.load(spec)  # a bad spec is said before Blender starts
     with ExitStack() as stack:
         worker = _worker(stack, blender)
         worker.call("file.open", path=blend)
-        with progress_bar("landmarks") as progress:
-            embedding = embed_landmarks(worker, spec, MediapipeDetector(), progress)
-    rig.with_landmarks(embedding).save(spec)
-    found = embedding.triangle >= 0
-    say(
-        f"{spec}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {embedding.confidence[found].mean():.2f}"
-    )
+        _find_landmarks(worker, spec)
 
 
 @rig_app.command("calibrate")
