@@ -35,6 +35,7 @@ MESSAGES: dict[str, str] = {
     "the rig again.",
     "source_missing": "{name} is missing in {objects}: undo its removal, or export the rig again.",
     "mesh_changed": "{objects} has {now} vertices, but had {before} when the rig was exported: export the rig again.",
+    "target_changed": "{objects} was changed or deleted meanwhile, so nothing was written: fit again.",
     "value_not_finite": "The value of {name} is not a finite number: nothing was written; fit again.",
     "value_out_of_limits": "The value {value} of {name} is outside its limits {minimum} to {maximum}: nothing was written; "
     "export the rig again if its slider range changed.",

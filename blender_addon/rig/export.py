@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,7 +53,10 @@ _POSE_ENERGY = 0.95
 _MIXES = 3
 _STORE_BYTES = 24 << 20
 
+_STEP_BYTES = 4 << 20
+
 Rows = tuple[np.ndarray, np.ndarray]
+Step = tuple[int, int, str]
 
 
 @dataclass
@@ -98,6 +101,34 @@ def export_rig(
     afterwards, also after an error. Returns {"vertices", "triangles", "parameters", "left_out", "warnings", "linear",
     "rig_hash"}. Raises RigError.
     """
+    steps = export_steps(out, objects, pairs, merge_sides=merge_sides)
+    loan: _Loan = next(steps)  # type: ignore[assignment]
+    # Held all the way, so that the steps do not give the rig back to the artist between two evaluations.
+    with loan.taken():
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                return end.value
+            if progress is not None:
+                progress(*step)
+
+
+def export_steps(
+    out: str,
+    objects: Sequence[str] | None = None,
+    pairs: bool = True,
+    *,
+    merge_sides: bool = False,
+    scratch: bool = False,
+) -> Generator[Any, None, dict[str, Any]]:
+    """`export_rig` in small steps, for a window that must not wait: the artist may work between two of them.
+
+    Yields the loan of the rig first, then (done, total, text); returns what `export_rig` returns. Between two steps the
+    artist's values are as they were, unless the caller holds the loan. scratch: the file is for another process of this
+    session only: nothing is deflated and the disk is not waited for. Raises RigError; kind target_changed when the
+    meshes or their keys are not the same as before the pause. Closing the generator leaves no file.
+    """
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise RigError("file_unwritable", path=out, reason="its folder is missing or closed")
@@ -115,9 +146,13 @@ def export_rig(
     for obj in chosen:
         for reason in why_not_writable(obj, bool(key_blocks(obj)), chosen):
             found.warnings.append("A fit cannot be applied as it is: " + reason.error().message)
-    with preserved(chosen, found.parameters):
-        document, arrays = _export(found, progress or (lambda done, total, text: None))
-    write_npz(out, {"json": np.frombuffer(json.dumps(document, ensure_ascii=True).encode("ascii"), np.uint8), **arrays})
+    rig = _Rig(found)
+    loan = _Loan(rig)
+    yield loan
+    document, arrays = yield from _export(rig, loan, found)
+    arrays = {"json": np.frombuffer(json.dumps(document, ensure_ascii=True).encode("ascii"), np.uint8), **arrays}
+    for _ in npz_steps(out, arrays, scratch=scratch):
+        yield len(rig.moving), len(rig.moving), "Writing the rig"
     return {
         "vertices": len(arrays["neutral"]),
         "triangles": len(arrays["triangles"]),
@@ -160,6 +195,43 @@ def preserved(objects: Sequence[bpy.types.Object], parameters: Sequence[Paramete
         bpy.context.view_layer.update()
 
 
+class _Loan:
+    """The rig at the defaults of its parameters for as long as somebody looks at it; otherwise it is the artist's."""
+
+    def __init__(self, rig: _Rig) -> None:
+        self._rig = rig
+        self._depth = 0
+        self._signature = rig.signature()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Every parameter at its default, all keys unmuted, evaluated; put back at the outermost end. May be nested."""
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        self.check()
+        with preserved(self._rig.objects, self._rig.parameters):
+            self._rig.reset()
+            bpy.context.view_layer.update()
+            self._depth = 1
+            try:
+                yield
+            finally:
+                self._depth = 0
+
+    def check(self) -> None:
+        """Are the meshes and keys those that we hold references to? RigError target_changed.
+
+        A reference to a key that was removed would crash Blender, so only fresh ones are looked at.
+        """
+        if self._depth == 0 and self._rig.signature() != self._signature:
+            raise RigError("target_changed", objects=", ".join(self._rig.names))
+
+
 def _property_inputs(parameter: Parameter) -> list[PropertyInput]:
     scene = bpy.context.scene.objects
     return [
@@ -176,6 +248,9 @@ class _Rig:
     """The rig's objects as Blender evaluates them, and the setters of its parameters."""
 
     def __init__(self, found: Discovery) -> None:
+        self.objects = found.objects
+        self.names = [text(obj) for obj in found.objects]
+        self.parameters = found.parameters
         self.meshes = [_Mesh(obj) for obj in found.objects]
         units = bpy.context.scene.unit_settings
         # With the unit system "None" Blender ignores the scale, too.
@@ -191,6 +266,20 @@ class _Rig:
             for parameter in found.parameters
         }
         self.data = {text(obj): obj.data for obj in found.objects}
+
+    def signature(self) -> list[tuple]:
+        """What must stay the same while references are held: where the objects, meshes and keys lie in memory."""
+        here = {text(obj): obj for obj in bpy.context.scene.objects}
+        signature: list[tuple] = []
+        for name in self.names:
+            obj = here.get(name)
+            if obj is None or obj.type != "MESH":
+                signature.append((name,))
+                continue
+            keys = obj.data.shape_keys
+            blocks = [] if keys is None else [block.as_pointer() for block in keys.key_blocks]
+            signature.append((name, obj.as_pointer(), obj.data.as_pointer(), len(obj.data.vertices), obj.mode, blocks))
+        return signature
 
     def put(self, parameter: Parameter, value: float) -> None:
         for source, block in self.blocks[parameter.name]:
@@ -482,22 +571,23 @@ def _add(target: np.ndarray, rows: Rows, amount: float) -> None:
         target[slice(int(ids[0]), int(ids[-1]) + 1) if run else ids] += amount * deltas
 
 
-def _collect(rig: _Rig, measured: set[str], size: float, progress: Progress) -> _Shapes:
-    """All shapes. Every parameter is at its default before and after."""
+def _collect(rig: _Rig, loan: _Loan, measured: set[str], size: float) -> Generator[Step, None, _Shapes]:
+    """All shapes, a parameter a step."""
     shapes, reader = _Shapes(), _KeyReader()
     noise = _NOISE * size
-    update = bpy.context.view_layer.update
 
     def evaluate(parameter: Parameter, value: float, meshes: list[_Mesh]) -> list[tuple[int, np.ndarray]]:
-        rig.put(parameter, value)
-        update()
-        try:
-            return [(mesh.start, rig.vertices(mesh) - mesh.neutral) for mesh in meshes]
-        finally:
-            rig.put(parameter, parameter.default)
+        with loan.taken():
+            rig.put(parameter, value)
+            bpy.context.view_layer.update()
+            try:
+                return [(mesh.start, rig.vertices(mesh) - mesh.neutral) for mesh in meshes]
+            finally:
+                rig.put(parameter, parameter.default)
 
     for done, parameter in enumerate(rig.moving):
-        progress(done, len(rig.moving), f"Reading {parameter.name}")
+        yield done, len(rig.moving), f"Reading {parameter.name}"
+        loan.check()
         name, moved = parameter.name, rig.moved_meshes(parameter)
         by_evaluation = [
             mesh
@@ -537,8 +627,6 @@ def _collect(rig: _Rig, measured: set[str], size: float, progress: Progress) -> 
                 shapes.below[name] = (
                     below if below is not None else (np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
                 )
-    update()
-    progress(len(rig.moving), len(rig.moving), "Checking the shapes against Blender's mesh")
     return shapes
 
 
@@ -582,11 +670,29 @@ def _mixes(rig: _Rig, shapes: _Shapes) -> list[dict[str, float]]:
     return mixes
 
 
-def _mismatch(rig: _Rig, shapes: _Shapes, mixes: Sequence[Mapping[str, float]], size: float) -> dict[str, float]:
-    """Largest distance in metres between spec and Blender for each object where it is above float noise."""
-    table = {parameter.name: parameter for parameter in rig.moving}
+def _mismatch(
+    rig: _Rig,
+    loan: _Loan,
+    shapes: _Shapes,
+    mixes: Sequence[Mapping[str, float]],
+    size: float,
+    muted: Sequence[bpy.types.ShapeKey] = (),
+) -> Generator[Step, None, dict[str, float]]:
+    """Largest distance in metres between spec and Blender for each object where it is above float noise; a mix a step."""
     worst: dict[str, float] = {}
     for mix in mixes:
+        yield len(rig.moving), len(rig.moving), "Checking the shapes against Blender's mesh"
+        with loan.taken(), _muted(muted):
+            for name, apart in _apart(rig, shapes, mix, size).items():
+                worst[name] = max(apart, worst.get(name, 0.0))
+    return worst
+
+
+def _apart(rig: _Rig, shapes: _Shapes, mix: Mapping[str, float], size: float) -> dict[str, float]:
+    """`_mismatch` of one mix."""
+    table = {parameter.name: parameter for parameter in rig.moving}
+    worst: dict[str, float] = {}
+    try:
         for name, value in mix.items():
             rig.put(table[name], value)
         bpy.context.view_layer.update()
@@ -609,10 +715,10 @@ def _mismatch(rig: _Rig, shapes: _Shapes, mixes: Sequence[Mapping[str, float]], 
             except _TopologyChangedError:
                 apart = math.inf
             if apart > tolerance:
-                worst[text(mesh.object)] = max(apart, worst.get(text(mesh.object), 0.0))
+                worst[text(mesh.object)] = apart
+    finally:
         for name in mix:
             rig.put(table[name], table[name].default)
-    bpy.context.view_layer.update()
     return worst
 
 
@@ -678,17 +784,19 @@ def _bending_modifiers(rig: _Rig, mix: Mapping[str, float], size: float) -> list
     return found
 
 
-def _checked_shapes(rig: _Rig, found: Discovery, size: float, progress: Progress) -> tuple[_Shapes, bool]:
+def _checked_shapes(
+    rig: _Rig, loan: _Loan, found: Discovery, size: float
+) -> Generator[Step, None, tuple[_Shapes, bool]]:
     """Shapes and whether the rig is linear in its parameters; warnings say why not."""
     measured = _measured(rig)
-    shapes = _collect(rig, measured, size, progress)
+    shapes = yield from _collect(rig, loan, measured, size)
     mixes = _mixes(rig, shapes)
-    wrong = _mismatch(rig, shapes, mixes, size)
+    wrong = yield from _mismatch(rig, loan, shapes, mixes, size)
     linear = True
     correctives = _correctives(rig) if wrong else []
+    muted = [block for _, _, block in correctives]
     if correctives:
-        with _muted([block for _, _, block in correctives]):
-            rest = _mismatch(rig, shapes, mixes, size)
+        rest = yield from _mismatch(rig, loan, shapes, mixes, size, muted)
         if set(rest) != set(wrong) or not rest:
             for name, by, _ in correctives:
                 found.warnings.append(f"The rig is not linear: the key {name} is {by}; fits leave it out of account")
@@ -701,12 +809,13 @@ def _checked_shapes(rig: _Rig, found: Discovery, size: float, progress: Progress
                 again |= mesh.direct or (mesh.listens_to is not None and len(rig.meshes) > 1)
                 mesh.direct, mesh.turns, mesh.listens_to = False, None, None
         if again:
-            shapes = _collect(rig, measured, size, progress)
+            shapes = yield from _collect(rig, loan, measured, size)
             mixes = _mixes(rig, shapes)
-        with _muted([block for _, _, block in correctives]):
-            wrong = _mismatch(rig, shapes, mixes, size)
-            culprits = _bending_modifiers(rig, {k: v for mix in mixes for k, v in mix.items()}, size) if wrong else []
+        wrong = yield from _mismatch(rig, loan, shapes, mixes, size, muted)
+        culprits = []
         if wrong:
+            with loan.taken(), _muted(muted):
+                culprits = _bending_modifiers(rig, {k: v for mix in mixes for k, v in mix.items()}, size)
             linear = False
             worst = max(wrong, key=lambda name: wrong[name])
             by = "one of its modifiers or drivers" if not culprits else "its modifier " + ", ".join(culprits)
@@ -748,14 +857,14 @@ def _is_pose(basis: np.ndarray, rows: Rows | None) -> bool:
     return explained >= _POSE_ENERGY * float((flat * flat).sum(dtype=np.float64))
 
 
-def _export(found: Discovery, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
-    rig = _Rig(found)
-    rig.reset()
-    bpy.context.view_layer.update()
-    arrays: dict[str, Any] = dict(_read_neutral(rig))
+def _export(rig: _Rig, loan: _Loan, found: Discovery) -> Generator[Step, None, tuple[dict[str, Any], dict[str, Any]]]:
+    with loan.taken():
+        arrays: dict[str, Any] = dict(_read_neutral(rig))
     neutral = arrays["neutral"]
     size = float(np.linalg.norm(neutral.max(axis=0).astype(np.float64) - neutral.min(axis=0)))
-    shapes, linear = _checked_shapes(rig, found, size, progress)
+    shapes, linear = yield from _checked_shapes(rig, loan, found, size)
+    told = (len(rig.moving), len(rig.moving), "Sorting the shapes")
+    yield told
     for name, reason in shapes.dropped.items():
         found.left_out.append((name, reason))
     basis = _similarity_basis(neutral)
@@ -763,6 +872,7 @@ def _export(found: Discovery, progress: Progress) -> tuple[dict[str, Any], dict[
     for parameter in found.parameters:
         if parameter.name in shapes.dropped:
             continue
+        yield told
         above, below = shapes.above.get(parameter.name), shapes.below.get(parameter.name)
         if above is None and below is not None:
             above = (np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
@@ -779,9 +889,11 @@ def _export(found: Discovery, progress: Progress) -> tuple[dict[str, Any], dict[
     arrays["shape_offsets"] = np.cumsum([0, *(len(ids) for ids, _ in rows)]).astype(np.int64)
     arrays["shape_vertices"] = [ids for ids, _ in rows] or np.zeros(0, np.int32)
     arrays["shape_deltas"] = [deltas for _, deltas in rows] or np.zeros((0, 3), np.float32)
+    rig_hash = yield from _hash_steps(entries, arrays, rows)
+    loan.check()
     document = {
         "schema": SCHEMA,
-        "rig_hash": compute_rig_hash(entries, arrays, rows),
+        "rig_hash": rig_hash,
         "blender_version": ".".join(str(number) for number in bpy.app.version),
         "source": os.path.basename(bpy.data.filepath),
         "metres_per_unit": rig.scale,
@@ -826,6 +938,17 @@ def _entry(parameter: Parameter, shape: int | None, negative_shape: int | None) 
 
 def compute_rig_hash(parameters: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any], rows: Sequence[Rows]) -> str:
     """The twin of `rigfit.rig.spec.compute_rig_hash`; the add-on cannot import the backend. A test compares the two."""
+    steps = _hash_steps(parameters, arrays, rows)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _hash_steps(
+    parameters: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any], rows: Sequence[Rows]
+) -> Generator[Step, None, str]:
     neutral = arrays["neutral"]
     low, high = neutral.min(axis=0).astype(np.float64), neutral.max(axis=0).astype(np.float64)
     diagonal = float(np.sqrt(((high - low) ** 2).sum()))
@@ -839,6 +962,7 @@ def compute_rig_hash(parameters: Sequence[Mapping[str, Any]], arrays: Mapping[st
     digest.update(np.ascontiguousarray(arrays["triangles"], dtype="<i4").tobytes())
     digest.update(np.rint(neutral.astype(np.float64) / step).astype("<i8").tobytes())
     for parameter in parameters:
+        yield len(parameters), len(parameters), "Sorting the shapes"
         for mark, shape in ((b"+", parameter["shape"]), (b"-", parameter["negative_shape"])):
             digest.update(mark)
             if shape is None:
@@ -858,6 +982,14 @@ def write_npz(path: str, arrays: Mapping[str, np.ndarray | list[np.ndarray]]) ->
     Large arrays are stored, not deflated: float noise hardly shrinks and costs seconds. Raises RigError
     file_unwritable.
     """
+    for _ in npz_steps(path, arrays):
+        pass
+
+
+def npz_steps(
+    path: str, arrays: Mapping[str, np.ndarray | list[np.ndarray]], *, scratch: bool = False
+) -> Generator[None, None, None]:
+    """`write_npz` in steps of a few megabytes. scratch: store everything, and do not wait for the disk."""
     temporary = None
     try:
         folder, base = os.path.split(os.path.abspath(path))
@@ -869,14 +1001,22 @@ def write_npz(path: str, arrays: Mapping[str, np.ndarray | list[np.ndarray]]) ->
                     size = sum(piece.nbytes for piece in pieces)
                     shape = (sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
                     info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                    info.compress_type = zipfile.ZIP_STORED if size > _STORE_BYTES else zipfile.ZIP_DEFLATED
+                    stored = scratch or size > _STORE_BYTES
+                    info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
                     with archive.open(info, "w", force_zip64=size > 1 << 30) as member:
                         header = {"descr": npy.dtype_to_descr(pieces[0].dtype), "fortran_order": False, "shape": shape}
                         npy.write_array_header_1_0(member, header)
+                        waiting = 0
                         for piece in pieces:
                             member.write(np.ascontiguousarray(piece))
+                            waiting += piece.nbytes
+                            if waiting > _STEP_BYTES:
+                                waiting = 0
+                                yield
+                    yield
             stream.flush()
-            os.fsync(stream.fileno())
+            if not scratch:
+                os.fsync(stream.fileno())
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)

@@ -15,7 +15,7 @@ from rigfit.rig.spec import RigSpec
 from rigs import Spec, evaluated, largest_error
 
 from blender_addon.messages import RigError
-from blender_addon.rig.export import export_rig
+from blender_addon.rig.export import export_rig, export_steps
 from blender_addon.rig.parameters import apply_parameters
 
 EXACT_M = 1e-6  # the heads are 0.2 m: this is 1/200,000 of their size, and float32
@@ -521,7 +521,9 @@ def test_progress_reaches_its_total(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     export_rig(str(tmp_path / "rig.npz"), progress=lambda done, total, text: steps.append((done, total)))
     assert steps[-1] == (3, 3)
-    assert [done for done, _ in steps] == [0, 1, 2, 3]
+    done = [number for number, _ in steps]
+    assert done == sorted(done)
+    assert set(done) == {0, 1, 2, 3}
 
 
 def test_many_keys_at_once_are_exact_with_few_updates(tmp_path: Path) -> None:
@@ -567,3 +569,64 @@ def test_other_ways_of_skinning(tmp_path: Path, option: str) -> None:
         # Envelopes weigh by position: either this rig is exact all the same, or the export says that it is not.
         error = largest_error(tmp_path / "rig.npz", apply_parameters)
         assert error < EXACT_M or not spec.json["linear"]
+
+
+# --- in steps, while the artist works -----------------------------------------------------------------------------------
+
+
+def test_steps_write_the_same_rig_and_give_it_back_at_every_pause(tmp_path):
+    head = rigs.add_head()
+    head.data.shape_keys.key_blocks["jawOpen"].value = 0.6
+    whole, stepped = tmp_path / "whole.npz", tmp_path / "stepped.npz"
+    told = export_rig(str(whole))
+    steps = export_steps(str(stepped), scratch=True)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert end.value["rig_hash"] == told["rig_hash"]
+            break
+        count += 1
+        assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.6)
+    assert count > 10
+    with np.load(whole) as one, np.load(stepped) as other:
+        assert one.files == other.files
+        assert all(np.array_equal(one[name], other[name]) for name in one.files)
+
+
+@pytest.mark.parametrize("change", ["remove key", "remove object", "rename", "edit mode", "vertices"])
+def test_steps_stop_when_the_target_changes(tmp_path, change):
+    head = rigs.add_head()
+    out = tmp_path / "rig.npz"
+    steps = export_steps(str(out), objects=[head.name], scratch=True)
+    for _ in range(3):
+        next(steps)
+    if change == "remove key":
+        head.shape_key_remove(head.data.shape_keys.key_blocks[1])
+    elif change == "remove object":
+        bpy.data.objects.remove(head)
+    elif change == "rename":
+        head.name = "Other"
+    elif change == "edit mode":
+        bpy.context.view_layer.objects.active = head
+        bpy.ops.object.mode_set(mode="EDIT")
+    else:
+        head.data.vertices.add(1)
+    with pytest.raises(RigError) as caught:
+        for _ in steps:
+            pass
+    assert caught.value.kind == "target_changed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_the_steps_leaves_no_file_and_no_change(tmp_path):
+    head = rigs.add_head()
+    head.data.shape_keys.key_blocks["jawOpen"].value = 0.6
+    steps = export_steps(str(tmp_path / "rig.npz"), scratch=True)
+    for step in steps:
+        if isinstance(step, tuple) and step[2].startswith("Writing"):
+            break
+    steps.close()
+    assert list(tmp_path.iterdir()) == []
+    assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.6)
