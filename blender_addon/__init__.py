@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 
 # What Blender registers, in order. Each module has `register()` and `unregister()`.
-MODULES: tuple[str, ...] = ("operators",)
+MODULES: tuple[str, ...] = ("preferences", "properties", "fit.pictures", "link.pump", "operators", "panels")
 
 
 def register() -> None:

@@ -44,6 +44,41 @@ MESSAGES: dict[str, str] = {
     "overwrites it (a driver, an animation or a handler).",
     "bad_spec": "{path} is not a usable rig spec ({reason}): export the rig again.",
     "bad_rig_notes": "The custom property 'rigfit' of {objects} cannot be used ({reason}): correct or delete it.",
+    "no_photo": "There is no photo in the list: add one.",
+    "photo_missing": "There is no photo {path}: remove it from the list, or add it again from where it is now.",
+    "all_locked": "Every parameter that the fit may move is locked: unlock some.",
+    "bad_answer": "The backend's answer cannot be used ({reason}): install the backend again, so that it fits this add-on.",
+    "cancelled": "It was cancelled; nothing was written.",
+    "defect": "Something went wrong that should not ({reason}): copy the report and send it to the developers.",
+    "backend_missing": "The backend is not installed yet: press Install Backend.",
+    "backend_not_there": "There is no backend at {path}: correct the path in the preferences, or empty it.",
+    "offline": "Blender may not go online: tick Preferences > System > Network > Allow Online Access, then install again.",
+    "wheel_missing": "This copy of the add-on carries no backend ({path}): install the add-on from its zip file, or name an "
+    "environment with rigfit in the preferences.",
+    "no_python": "The backend needs Python 3.11 or 3.12, and none was found: install it from python.org, then press "
+    "Install Backend again.",
+    "disk_full": "There is not enough room in {path}: {needed} GB are needed, {free} GB are free.",
+    "no_network": "The package index does not answer: check the network, then press Install Backend again (log: {log}).",
+    "install_failed": "The backend could not be installed ({reason}): the log {log} says more.",
+    "backend_not_started": "The backend could not be started ({reason}): install it again in the preferences.",
+    "backend_start_ended": "The backend ended while it was starting ({reason}): install it again in the preferences "
+    "(log: {log}).",
+    "backend_start_slow": "The backend was not ready after {seconds} s: try again; if that does not help, see {log}.",
+    "backend_bad_address": "The backend wrote an address that cannot be used ({reason}): install it again in the preferences.",
+    "backend_unreachable": "The backend cannot be reached ({reason}): let the firewall allow connections to 127.0.0.1, then "
+    "try again.",
+    "backend_no_hello": "The backend did not say hello as it should ({reason}): try again; if that does not help, see {log}.",
+    "backend_protocol": "The backend speaks protocol {theirs} and this add-on protocol {ours}: install the backend again in "
+    "the preferences, so that it fits this add-on.",
+    "backend_proof": "What answered is not the backend that was started, so nothing was sent to it: try again.",
+    "backend_in_use": "Another Blender is connected to this backend: close it there, or empty Attach in the preferences.",
+    "backend_broken": "The backend sent something that cannot be read ({reason}): try again, or install it again in the "
+    "preferences.",
+    "backend_died": "The backend ended in the middle of its work ({reason}): try again; if that does not help, see {log}.",
+    "attach_missing": "There is no file {path} to attach to: start `rigfit serve --attach --address-file` with it, or empty "
+    "Attach in the preferences.",
+    "attach_unsafe": "{path} is not safe to attach to ({reason}): let `rigfit serve --attach` write it again, for you alone.",
+    "attach_bad": "{path} does not say where a backend is ({reason}): let `rigfit serve --attach` write it again.",
     "no_geometry": "{objects} has no faces after its modifiers: check the modifiers.",
 }
 
@@ -56,3 +91,13 @@ class RigError(Exception):
         self.facts = facts
         self.message = MESSAGES[kind].format(**facts)
         super().__init__(self.message)
+
+
+class BackendError(RigError):
+    """A mistake the artist can mend, in the backend's own words: neither kind nor sentence stands in MESSAGES."""
+
+    def __init__(self, kind: str, message: str, **facts: object) -> None:
+        self.kind = kind
+        self.facts = facts
+        self.message = message
+        Exception.__init__(self, message)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 
 # Order matters: unregistered in reverse.
-MODULES: tuple[str, ...] = ("export_rig",)
+MODULES: tuple[str, ...] = ("export_rig", "fit_photo", "default_head", "backend")
 
 
 def register() -> None:

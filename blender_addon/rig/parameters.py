@@ -616,3 +616,70 @@ def read_parameters(spec_path: str, objects: Sequence[str] | None = None) -> dic
         else:
             left_out.append({"name": parameter.name, "reason": "its keys or properties are not in the chosen objects"})
     return {"values": values, "left_out": left_out}
+
+
+# --- putting back -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """One number as it was, by names: it outlives undo, which makes references stale."""
+
+    object: str
+    name: str
+    value: float
+    mute: bool = False
+    bone: str | None = None
+    is_key: bool = True
+
+
+def hold(spec_path: str, names: Sequence[str]) -> list[Held]:
+    """Everything that `apply_parameters` of these parameters would write, as it is now."""
+    wanted = set(names)
+    here = {text(obj): obj for obj in bpy.context.scene.objects}
+    held: list[Held] = []
+    for parameter in spec_parameters(read_spec(spec_path), spec_path):
+        for source in parameter.sources if parameter.name in wanted else ():
+            obj = here.get(source.object)
+            if obj is None:
+                continue
+            if source.kind == "shape_key":
+                block = key_blocks(obj).get(source.key or "") if obj.type == "MESH" else None
+                if block is not None:
+                    held.append(Held(source.object, source.key or "", block.value, block.mute))
+            else:
+                owner = PropertyInput(obj, source.property or "", source.bone).owner
+                value = owner.get(source.property) if owner is not None else None
+                if isinstance(value, float):
+                    held.append(Held(source.object, source.property or "", value, bone=source.bone, is_key=False))
+    return held
+
+
+def put_back(held: Sequence[Held]) -> list[str]:
+    """Write what was held; returns the names of what is no longer there. RigError as `checks.why_not_writable`."""
+    here = {text(obj): obj for obj in bpy.context.scene.objects}
+    objects = {item.object: here[item.object] for item in held if item.object in here}
+    for name, obj in objects.items():
+        kinds = {item.is_key for item in held if item.object == name}
+        for is_key in kinds:
+            require(why_not_writable(obj, is_key, objects.values()))
+    blocks = {name: key_blocks(obj) for name, obj in objects.items() if obj.type == "MESH"}
+    lost = []
+    for item in held:
+        if item.is_key:
+            block = blocks.get(item.object, {}).get(item.name)
+            if block is None:
+                lost.append(item.name)
+                continue
+            set_key_value(block, item.value)
+            block.mute = item.mute
+        else:
+            obj = objects.get(item.object)
+            owner = PropertyInput(obj, item.name, item.bone).owner if obj is not None else None
+            if owner is None or item.name not in owner.keys():  # noqa: SIM118
+                lost.append(item.name)
+                continue
+            owner[item.name] = item.value
+            obj.update_tag()
+    bpy.context.view_layer.update()
+    return lost

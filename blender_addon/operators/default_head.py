@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Add the default head to the open scene."""
+
+# No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
+import bpy
+
+from ..fit.job import head_steps, push_undo
+from ..link.flow import Flow
+from ..link.pump import pump, redraw, status
+from ..messages import RigError
+from ..rig.default_head import build_default_head
+from .fit_photo import BACKGROUND_TIMEOUT_S, show_failure
+
+
+class RIGFIT_OT_add_default_head(bpy.types.Operator):
+    """Add a head with identity and expression shape keys (MakeHuman's base mesh, CC0), ready to be fitted"""
+
+    bl_idname = "rigfit.add_default_head"
+    bl_label = "Add Default Head"
+    bl_options = {"REGISTER"}  # noqa: RUF012  the undo step comes when the head is there
+
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        return status().work is None and context.mode == "OBJECT"
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        board.clear_error()
+        board.title, board.done, board.total, board.text = "Default head", 0, 0, "Preparing the default head"
+        board.work = pump().start(head_steps(), _head_over, board.say)
+        if not bpy.app.background:
+            redraw()
+            return {"FINISHED"}
+        flow = board.work
+        pump().run_until(lambda: status().work is None, BACKGROUND_TIMEOUT_S)
+        if flow.state == "done" and board.error is None:
+            return {"FINISHED"}
+        self.report({"ERROR"}, board.error.message if board.error is not None else "The head was not added.")
+        return {"CANCELLED"}
+
+
+def _head_over(flow: Flow) -> None:
+    board = status()
+    board.work = None
+    if flow.state == "failed":
+        show_failure(flow.error)
+    if flow.state != "done":
+        return
+    try:
+        head = build_default_head(flow.result)
+    except RigError as error:
+        board.fail(error)
+        return
+    layer = bpy.context.view_layer
+    for obj in layer.objects:
+        obj.select_set(False)
+    head.select_set(True)
+    layer.objects.active = head
+    push_undo("Add Default Head")
+
+
+def register() -> None:
+    bpy.utils.register_class(RIGFIT_OT_add_default_head)
+
+
+def unregister() -> None:
+    bpy.utils.unregister_class(RIGFIT_OT_add_default_head)

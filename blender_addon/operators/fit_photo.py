@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fit from photo: the photos, the fit, cancel, keep, revert, and the remedies for what stands in its way."""
+
+# No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
+import os
+
+import bpy
+from bpy_extras.io_utils import ImportHelper
+
+from ..compat import text
+from ..fit import pictures
+from ..fit.job import Fitted, Request, check_steps, fit_steps, is_applied, push_undo, revert
+from ..fit.status import Result
+from ..fit.target import target_objects, why_not
+from ..link.flow import Flow
+from ..link.pump import pump, redraw, scratch_folder, status
+from ..messages import RigError
+from ..preferences import blender_program, preferences
+from ..properties import locks_of
+from ..rig.parameters import discover
+
+# What the backend reads; the file dialog shows these, and these can be dropped on the sidebar.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif")
+PICTURES = ("photo", "landmarks", "render", "over")
+BACKGROUND_TIMEOUT_S = 900.0
+
+
+# --- photos -------------------------------------------------------------------------------------------------------------
+
+
+class RIGFIT_OT_add_photos(bpy.types.Operator, ImportHelper):
+    """Add photos of one person"""
+
+    bl_idname = "rigfit.add_photos"
+    bl_label = "Add Photos"
+    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012  Blender wants plain sets
+
+    filter_glob: bpy.props.StringProperty(default=";".join("*" + s for s in SUFFIXES), options={"HIDDEN"})
+    directory: bpy.props.StringProperty(subtype="DIR_PATH", options={"HIDDEN", "SKIP_SAVE"})
+    files: bpy.props.CollectionProperty(type=bpy.types.OperatorFileListElement, options={"HIDDEN", "SKIP_SAVE"})
+
+    def invoke(self, context: bpy.types.Context, event: bpy.types.Event) -> set[str]:
+        if self.files and any(item.name for item in self.files):  # dropped: the names are here already
+            return self.execute(context)
+        return super().invoke(context, event)
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        named = [os.path.join(self.directory, item.name) for item in self.files if item.name]
+        settings = context.scene.rigfit
+        there = {bpy.path.abspath(photo.path) for photo in settings.photos}
+        added = 0
+        for path in named or [self.filepath]:
+            if os.path.isfile(path) and path not in there:
+                settings.photos.add().path = path
+                added += 1
+        settings.photo_index = max(len(settings.photos) - 1, 0)
+        if not added:
+            self.report({"WARNING"}, "No new photo was chosen: choose files, not a folder.")
+            return {"CANCELLED"}
+        redraw()
+        return {"FINISHED"}
+
+
+class RIGFIT_OT_remove_photo(bpy.types.Operator):
+    """Take the chosen photo off the list; the file stays"""
+
+    bl_idname = "rigfit.remove_photo"
+    bl_label = "Remove Photo"
+    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012
+
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        return len(context.scene.rigfit.photos) > 0
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        settings = context.scene.rigfit
+        settings.photos.remove(min(settings.photo_index, len(settings.photos) - 1))
+        settings.photo_index = max(settings.photo_index - 1, 0)
+        return {"FINISHED"}
+
+
+class RIGFIT_FH_photos(bpy.types.FileHandler):
+    """Photos that are dropped on the sidebar join the list"""
+
+    bl_idname = "RIGFIT_FH_photos"
+    bl_label = "rigfit photos"
+    bl_import_operator = "rigfit.add_photos"
+    bl_file_extensions = ";".join(SUFFIXES)
+
+    @classmethod
+    def poll_drop(cls, context: bpy.types.Context) -> bool:
+        return context.area is not None and context.area.type == "VIEW_3D"
+
+
+# --- the fit --------------------------------------------------------------------------------------------------------------
+
+
+def _request(context: bpy.types.Context, first: bpy.types.Object) -> Request:
+    settings, options = context.scene.rigfit, preferences()
+    photos = tuple(bpy.path.abspath(photo.path) for photo in settings.photos if photo.path)
+    if not photos:
+        raise RigError("no_photo")
+    return Request(
+        photos=photos,
+        solve=settings.solve,
+        locks=locks_of(first),
+        face=settings.face,
+        focal_mm=settings.focal_mm if settings.use_focal else None,
+        strength=context.window_manager.rigfit.strength,
+        blender=blender_program(),
+        gpu=options is None or options.device != "CPU",
+    )
+
+
+class RIGFIT_OT_fit_photo(bpy.types.Operator):
+    """Fit the head to the photos: landmarks are found in them, and the face parameters that explain them are applied"""
+
+    bl_idname = "rigfit.fit_photo"
+    bl_label = "Fit from Photo"
+    bl_options = {"REGISTER"}  # noqa: RUF012  the undo step comes when the values are written
+
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        if status().work is not None:
+            cls.poll_message_set("Something is running: cancel it, or wait for its end")
+            return False
+        return True
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        board.clear_error()
+        try:
+            objects = target_objects(context)
+            reasons = why_not(objects)
+            if reasons:
+                board.fail(reasons[0].error(), reasons[0].remedy)
+                raise reasons[0].error()
+            request = _request(context, objects[0])
+            folder = scratch_folder()
+        except RigError as error:
+            if board.error is None:
+                board.fail(error)
+            redraw()
+            # In the window the panel shows it, in background an error stops the script.
+            self.report({"ERROR" if bpy.app.background else "WARNING"}, error.message)
+            return {"CANCELLED"}
+        pump().cancel(board.background)
+        board.result = None
+        pictures.forget(*PICTURES)
+        context.window_manager.rigfit.rows.clear()
+        # Begins the start of the backend, if need be, while the rig is read.
+        pump().client.submit("ping", {})
+        check = context.scene.rigfit.check
+        owner = text(objects[0])
+        board.title, board.done, board.total, board.text = "Fit from photo", 0, 0, "Reading the rig"
+        board.work = pump().start(
+            fit_steps(request, objects, folder, board),
+            lambda flow: _fit_over(flow, request, folder, owner, check),
+            board.say,
+        )
+        if bpy.app.background:
+            return self._wait(board.work)
+        redraw()
+        return {"FINISHED"}
+
+    def _wait(self, flow: Flow) -> set[str]:
+        over = pump().run_until(lambda: status().work is None and status().background is None, BACKGROUND_TIMEOUT_S)
+        if not over:
+            pump().cancel_all()
+            self.report({"ERROR"}, f"The fit did not end within {BACKGROUND_TIMEOUT_S:.0f} s and was stopped.")
+            return {"CANCELLED"}
+        if flow.state == "done":
+            return {"FINISHED"}
+        error = status().error
+        self.report({"ERROR"}, error.message if error is not None else "The fit was cancelled.")
+        return {"CANCELLED"}
+
+
+def _fit_over(flow: Flow, request: Request, folder: str, owner: str, check: bool) -> None:
+    board = status()
+    board.work = None
+    if flow.state == "failed":
+        show_failure(flow.error)
+        return
+    if flow.state != "done":
+        return
+    fitted: Fitted = flow.result
+    board.result = fitted.result
+    # Moved while the fit ran: what the slider says now is what the artist wants.
+    session = bpy.context.window_manager.rigfit
+    if session.strength != fitted.result.strength:
+        session.strength = session.strength
+    for name, blob in (("photo", "photo_0"), ("landmarks", "landmarks_0")):
+        if blob in fitted.blobs:
+            pictures.show(name, fitted.blobs[blob])
+    session.picture = "landmarks"
+    fill_rows(fitted.result, owner)
+    if not check:
+        return
+    board.background_text = "Blender renders the check"
+    board.background = pump().start(
+        check_steps(request, fitted.result, folder),
+        lambda over: _check_over(over, fitted.result),
+        lambda done, total, said: setattr(board, "background_text", said or board.background_text),
+    )
+
+
+def _check_over(flow: Flow, result: Result) -> None:
+    board = status()
+    board.background = None
+    if flow.state == "failed":
+        error = flow.error
+        result.check_trouble = error.message if isinstance(error, RigError) else f"The check failed: {error}"
+        if not isinstance(error, RigError):
+            show_failure(error)
+    elif flow.state == "done":
+        result.check, blobs = flow.result
+        if "render" in blobs:
+            pictures.show("render", pictures.on_grey(blobs["render"]))
+        if "over" in blobs:
+            pictures.show("over", blobs["over"])
+        bpy.context.window_manager.rigfit.picture = "render"
+
+
+def show_failure(error: BaseException | None) -> None:
+    """An error of a flow in the panel; a defect also goes to the console with its traceback."""
+    if isinstance(error, RigError):
+        remedy = "install" if error.kind in ("backend_missing", "backend_not_there") else ""
+        status().fail(error, remedy)
+        return
+    import traceback
+
+    traceback.print_exception(error)
+    status().fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
+
+
+def fill_rows(result: Result, owner: str) -> None:
+    """The list of parameters, the strongest of each group first."""
+    rows = bpy.context.window_manager.rigfit.rows
+    rows.clear()
+    rig = bpy.data.objects.get(owner)
+    locks = locks_of(rig) if rig is not None else frozenset()
+    order = {"expression": 0, "identity": 1, "pose": 2, "appearance": 3}
+    for row in sorted(result.rows, key=lambda r: (order.get(r.group, 4), not r.identifiable, -abs(r.value), r.name)):
+        item = rows.add()
+        item.name, item.group, item.owner = row.name, row.group, owner
+        item.value, item.standard_deviation, item.known = row.value, row.standard_deviation, row.identifiable
+        item.fitted = True
+        if row.name in locks:
+            item["locked"] = True
+
+
+class RIGFIT_OT_list_parameters(bpy.types.Operator):
+    """List the face parameters of the target, to lock some of them before the fit"""
+
+    bl_idname = "rigfit.list_parameters"
+    bl_label = "List Parameters"
+    bl_options = {"REGISTER"}  # noqa: RUF012
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        try:
+            objects = target_objects(context)
+            found = discover(objects)
+        except RigError as error:
+            status().fail(error)
+            self.report({"WARNING"}, error.message)
+            return {"CANCELLED"}
+        rows = context.window_manager.rigfit.rows
+        rows.clear()
+        locks = locks_of(objects[0])
+        for parameter in found.parameters:
+            item = rows.add()
+            item.name, item.group, item.owner, item.known = parameter.name, parameter.group, text(objects[0]), True
+            if parameter.name in locks:
+                item["locked"] = True
+        return {"FINISHED"}
+
+
+class RIGFIT_OT_cancel(bpy.types.Operator):
+    """Stop what is running; nothing is written"""
+
+    bl_idname = "rigfit.cancel"
+    bl_label = "Cancel"
+    bl_options = {"REGISTER"}  # noqa: RUF012
+
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        return status().work is not None or status().background is not None
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        pump().cancel(board.work if board.work is not None else board.background)
+        redraw()
+        return {"FINISHED"}
+
+
+class _OnResult:
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        return status().result is not None and status().work is None
+
+
+class RIGFIT_OT_keep(_OnResult, bpy.types.Operator):
+    """Keep the fitted face as it is now"""
+
+    bl_idname = "rigfit.keep"
+    bl_label = "Keep"
+    bl_options = {"REGISTER"}  # noqa: RUF012
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        pump().cancel(board.background)
+        if board.result is not None and board.result.strength != 1.0:
+            push_undo("Fit Strength")
+        board.result = None
+        pictures.forget(*PICTURES)
+        redraw()
+        return {"FINISHED"}
+
+
+class RIGFIT_OT_revert(_OnResult, bpy.types.Operator):
+    """Put every slider back to where it was before the fit"""
+
+    bl_idname = "rigfit.revert"
+    bl_label = "Revert"
+    bl_options = {"REGISTER"}  # noqa: RUF012
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        result = board.result
+        assert result is not None
+        try:
+            lost = revert(result) if not result.undone else []
+        except RigError as error:
+            board.fail(error)
+            self.report({"WARNING"}, error.message)
+            return {"CANCELLED"}
+        pump().cancel(board.background)
+        board.result = None
+        pictures.forget(*PICTURES)
+        if lost:
+            self.report({"WARNING"}, f"No longer there: {', '.join(lost[:5])}")
+        redraw()
+        return {"FINISHED"}
+
+
+class RIGFIT_OT_enlarge(bpy.types.Operator):
+    """Show the pictures larger"""
+
+    bl_idname = "rigfit.enlarge"
+    bl_label = "rigfit: Photo and Result"
+
+    @classmethod
+    def poll(cls, context: bpy.types.Context) -> bool:
+        return pictures.icon("photo") != 0
+
+    def invoke(self, context: bpy.types.Context, event: bpy.types.Event) -> set[str]:
+        return context.window_manager.invoke_popup(self, width=840)
+
+    def draw(self, context: bpy.types.Context) -> None:
+        session = context.window_manager.rigfit
+        self.layout.prop(session, "picture", expand=True)
+        row = self.layout.row()
+        for name in ("photo", session.picture):
+            if pictures.icon(name):
+                row.template_icon(icon_value=pictures.icon(name), scale=20)
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        return {"FINISHED"}
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------------
+
+
+class RIGFIT_OT_dismiss(bpy.types.Operator):
+    """Close the message"""
+
+    bl_idname = "rigfit.dismiss"
+    bl_label = "Dismiss"
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        status().clear_error()
+        redraw()
+        return {"FINISHED"}
+
+
+# Names for the button of each remedy in rig.checks.
+REMEDIES = {
+    "make_local": "Make Local",
+    "make_single_user": "Make Single User",
+    "object_mode": "Go to Object Mode",
+    "relative_keys": "Make the Keys Relative",
+    "unpin": "Release the Pinned Key",
+    "show": "Show the Object",
+}
+
+
+class RIGFIT_OT_remedy(bpy.types.Operator):
+    """Do what the message proposes"""
+
+    bl_idname = "rigfit.remedy"
+    bl_label = "Mend It"
+    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012
+
+    remedy: bpy.props.EnumProperty(items=[(key, name, "") for key, name in REMEDIES.items()], options={"HIDDEN"})
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        board = status()
+        try:
+            objects = target_objects(context)
+            for obj in objects:
+                if any(reason.remedy == self.remedy for reason in why_not([obj])):
+                    _mend(context, obj, self.remedy)
+        except RigError as error:
+            board.fail(error)
+            return {"CANCELLED"}
+        except RuntimeError as error:
+            self.report({"WARNING"}, " ".join(str(error).split()))
+            return {"CANCELLED"}
+        board.clear_error()
+        left = why_not(objects)
+        if left:
+            board.fail(left[0].error(), left[0].remedy)
+        redraw()
+        return {"FINISHED"}
+
+
+def _mend(context: bpy.types.Context, obj: bpy.types.Object, remedy: str) -> None:
+    keys = obj.data.shape_keys
+    if remedy == "make_local":
+        obj.make_local()
+        obj.data.make_local()
+        if obj.data.shape_keys is not None and obj.data.shape_keys.library is not None:
+            obj.data.shape_keys.make_local()
+    elif remedy == "make_single_user":
+        obj.data = obj.data.copy()
+    elif remedy == "object_mode":
+        with context.temp_override(active_object=obj, object=obj):
+            bpy.ops.object.mode_set(mode="OBJECT")
+    elif remedy == "relative_keys" and keys is not None:
+        keys.use_relative = True
+    elif remedy == "unpin":
+        obj.show_only_shape_key = False
+    elif remedy == "show":
+        obj.hide_set(False)
+        obj.hide_viewport = False
+    context.view_layer.update()
+
+
+# --- registration -----------------------------------------------------------------------------------------------------------
+
+CLASSES = (
+    RIGFIT_OT_add_photos,
+    RIGFIT_OT_remove_photo,
+    RIGFIT_FH_photos,
+    RIGFIT_OT_fit_photo,
+    RIGFIT_OT_list_parameters,
+    RIGFIT_OT_cancel,
+    RIGFIT_OT_keep,
+    RIGFIT_OT_revert,
+    RIGFIT_OT_enlarge,
+    RIGFIT_OT_dismiss,
+    RIGFIT_OT_remedy,
+)
+
+_keymap: list[tuple[bpy.types.KeyMap, bpy.types.KeyMapItem]] = []
+
+
+@bpy.app.handlers.persistent
+def _after_undo(*_: object) -> None:
+    """The panel must not offer to keep what the artist undid, and offer it again after a redo."""
+    try:
+        result = status().result
+    except RuntimeError:
+        return
+    if result is not None:
+        applied = is_applied(result)
+        result.undone = applied is False
+        if applied is not None:
+            redraw()
+
+
+def register() -> None:
+    for cls in CLASSES:
+        bpy.utils.register_class(cls)
+    bpy.app.handlers.undo_post.append(_after_undo)
+    bpy.app.handlers.redo_post.append(_after_undo)
+    configuration = bpy.context.window_manager.keyconfigs.addon
+    if configuration is not None:  # none in background
+        keymap = configuration.keymaps.new(name="Window", space_type="EMPTY")
+        _keymap.append((keymap, keymap.keymap_items.new(RIGFIT_OT_cancel.bl_idname, "ESC", "PRESS")))
+
+
+def unregister() -> None:
+    for keymap, item in _keymap:
+        keymap.keymap_items.remove(item)
+    _keymap.clear()
+    bpy.app.handlers.redo_post.remove(_after_undo)
+    bpy.app.handlers.undo_post.remove(_after_undo)
+    for cls in reversed(CLASSES):
+        bpy.utils.unregister_class(cls)
