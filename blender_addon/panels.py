@@ -13,7 +13,7 @@ from .fit.target import has_keys, target_objects
 from .link.pump import pump, status
 from .messages import RigError
 from .operators.fit_photo import REMEDIES
-from .preferences import backend_summary
+from .preferences import NOT_INSTALLED, backend_summary
 from .rig.parameters import key_blocks
 
 CATEGORY = "rigfit"
@@ -74,7 +74,7 @@ def draw_backend(layout: bpy.types.UILayout, context: bpy.types.Context) -> None
     summary = backend_summary()
     column = layout.column()
     state = {"off": "not started", "ready": "ready", "failed": "stopped"}.get(client.state, client.text or client.state)
-    if summary == "not installed":
+    if summary == NOT_INSTALLED:
         wrapped(column, context, "The backend is not installed yet.", "INFO")
         draw_install(column, context)
     else:
@@ -139,6 +139,10 @@ class RIGFIT_PT_fit(_Sidebar, bpy.types.Panel):
     def draw(self, context: bpy.types.Context) -> None:
         layout, board = self.layout, status()
         settings, session = context.scene.rigfit, context.window_manager.rigfit
+        if backend_summary() == NOT_INSTALLED and board.work is None:
+            box = layout.box()
+            wrapped(box, context, "First, install the backend: it does the heavy work.", "INFO")
+            draw_install(box, context)
         ready = self._target(layout, context)
         layout.separator(factor=0.5)
         self._photos(layout, settings)

@@ -4,6 +4,7 @@
 # No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
 import os
 import sys
+import time
 
 import bpy
 
@@ -111,15 +112,29 @@ def launch() -> Launch:
     return Launch(argv=[*start, "serve"], attach_file=None, log_path=log)
 
 
-def backend_summary() -> str:
-    """One line for the panel: which backend would be used."""
+# A panel is drawn many times a second; what it says of the disk may be this old.
+_FRESH_S = 2.0
+_summary: tuple[float, str] = (-_FRESH_S, "")
+NOT_INSTALLED = "not installed"
+
+
+def backend_summary(fresh: bool = False) -> str:
+    """One line for the panel: which backend would be used. fresh: look now."""
+    global _summary
+    now = time.monotonic()
+    if fresh or now - _summary[0] >= _FRESH_S:
+        _summary = (now, _look_for_backend())
+    return _summary[1]
+
+
+def _look_for_backend() -> str:
     options = preferences()
     if options is not None and options.attach.strip():
         return f"attached: {options.attach}"
     try:
         start = command(options.backend if options is not None else "", addon_version())
     except RigError as error:
-        return "not installed" if error.kind == "backend_missing" else error.message
+        return NOT_INSTALLED if error.kind == "backend_missing" else error.message
     own = is_installed(addon_version()) and start[0].startswith(data_folder())
     return "installed" if own else start[0]
 

@@ -379,7 +379,8 @@ def _received(state: State, event: Received) -> Outcome:
         return _greeting(state, event)
     if state.phase not in (Phase.READY, Phase.CANCELLING):
         return state, ()
-    state = replace(state, heard_at=event.now)
+    if state.heard_at != event.now:
+        state = replace(state, heard_at=event.now)
     message = event.message
     if message.get("method") == "progress" and "id" not in message:
         return _progress(state, message.get("params"))

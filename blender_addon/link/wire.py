@@ -165,7 +165,7 @@ class Decoder:
 
 def _object(text: memoryview) -> dict[str, Any]:
     try:
-        value = json.loads(str(text, "utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        value = _STRICT.decode(str(text, "utf-8"))
     except RecursionError:
         raise WireError("its JSON is nested too deeply") from None
     except ValueError as error:
@@ -185,6 +185,9 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{digits[:20]} is too large")
     return number
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _empty_arrays(listed: Any, blob_bytes: int) -> dict[str, np.ndarray]:

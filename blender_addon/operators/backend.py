@@ -63,6 +63,7 @@ def _installed(flow: Flow) -> None:
         show_failure(flow.error)
     elif flow.state == "done":
         remove_older(addon_version())
+        backend_summary(fresh=True)
 
 
 class RIGFIT_OT_stop_backend(bpy.types.Operator):
