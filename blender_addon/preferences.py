@@ -14,6 +14,8 @@ from .link.client import Launch
 from .messages import RigError
 
 LOG = "backend.log"
+# What the process prints before its own log begins, or when Python itself cannot start.
+START_LOG = "backend-start.log"
 
 
 def addon_version() -> str:
@@ -107,9 +109,9 @@ def launch() -> Launch:
         raise RigError("file_unwritable", path=log, reason=error.strerror or str(error)) from None
     if options is not None and options.attach.strip():
         attach = os.path.abspath(os.path.expanduser(options.attach.strip()))
-        return Launch(argv=None, attach_file=attach, log_path=log)
+        return Launch(None, attach, log)
     start = command(options.backend if options is not None else "", addon_version())
-    return Launch(argv=[*start, "serve"], attach_file=None, log_path=log)
+    return Launch([*start, "serve", "--log", log], None, os.path.join(os.path.dirname(log), START_LOG))
 
 
 # A panel is drawn many times a second; what it says of the disk may be this old.

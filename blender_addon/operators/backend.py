@@ -13,7 +13,7 @@ from ..fit.report import report, tail
 from ..link.flow import Flow
 from ..link.pump import pump, redraw, status
 from ..messages import RigError
-from ..preferences import addon_version, backend_summary, log_path
+from ..preferences import START_LOG, addon_version, backend_summary, log_path
 from .fit_photo import show_failure
 
 
@@ -108,8 +108,10 @@ def error_report() -> str:
         "backend state": pump().client.state,
     }
     error = status().error
-    log = install_log() if error is not None and "log" in error.facts else log_path()
-    return report(versions, error, tail(log))
+    if error is not None and error.kind in ("install_failed", "no_network"):
+        return report(versions, error, tail(install_log()))
+    started = os.path.join(os.path.dirname(log_path()), START_LOG)
+    return report(versions, error, [*tail(log_path()), *tail(started, 20)])
 
 
 class RIGFIT_OT_copy_report(bpy.types.Operator):

@@ -13,7 +13,7 @@ import rigs
 from blender_addon.messages import RigError
 from blender_addon.rig.checks import why_not_writable
 from blender_addon.rig.export import export_rig
-from blender_addon.rig.parameters import apply_parameters, read_parameters
+from blender_addon.rig.parameters import apply_parameters, hold, put_back, read_parameters, read_spec
 
 
 @pytest.fixture
@@ -265,3 +265,37 @@ def test_files_that_are_no_spec(spec: str, tmp_path: Path) -> None:
     assert "schema" in refused(str(tmp_path / "other.npz"), "bad_spec", {"jawOpen": 0.5})
     np.savez(tmp_path / "pickle.npz", json=np.array([{"schema": 1}], dtype=object))
     refused(str(tmp_path / "pickle.npz"), "bad_spec", {"jawOpen": 0.5})
+
+
+# --- holding and putting back -------------------------------------------------------------------------------------------
+
+
+def test_what_was_held_comes_back_exactly(tmp_path):
+    head = rigs.add_head()
+    head["glow"] = 0.25
+    head.id_properties_ui("glow").update(min=0.0, max=1.0)
+    head["rigfit"] = '{"appearance": ["glow"]}'
+    blocks = head.data.shape_keys.key_blocks
+    blocks["jawOpen"].slider_max = 2.0
+    path = str(tmp_path / "rig.npz")
+    export_rig(path)
+    blocks["jawOpen"].value, blocks["jawOpen"].mute = 1.7, True
+    blocks["cheek-out"].value, blocks["cheek-in"].value = 0.4, 0.1  # both sides of a pair at once
+    names = [item["name"] for item in read_spec(path)["parameters"]]
+    held = hold(path, names)
+    apply_parameters(path, dict.fromkeys(names, 0.5))
+    assert blocks["jawOpen"].value == pytest.approx(0.5)
+    assert head["glow"] == 0.5
+    blocks["jawOpen"].slider_max = 1.0
+    assert put_back(held) == []
+    assert blocks["jawOpen"].value == pytest.approx(1.7)
+    assert blocks["jawOpen"].mute
+    assert (blocks["cheek-out"].value, blocks["cheek-in"].value) == pytest.approx((0.4, 0.1))
+    assert head["glow"] == 0.25
+    del head["glow"]
+    head.shape_key_remove(blocks["nose-size"])
+    assert sorted(put_back(held)) == ["glow", "nose-size"]
+    head.data.shape_keys.use_relative = False
+    with pytest.raises(RigError) as caught:
+        put_back(held)
+    assert caught.value.kind == "absolute_keys"
