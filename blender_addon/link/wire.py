@@ -57,6 +57,8 @@ def encode(message: Mapping[str, Any], blobs: Mapping[str, np.ndarray] | None = 
             raise WireError(f"the array {name} is {array.dtype.name}, not uint8 or float32")
         listed.append({"name": str(name), "dtype": array.dtype.name, "shape": list(array.shape)})
         blob_bytes += array.nbytes
+        if blob_bytes > BLOB_LIMIT:
+            raise WireError(f"its arrays are longer than {BLOB_LIMIT} bytes")
         if array.size:
             flat = np.ascontiguousarray(array, dtype=dtype).reshape(-1)
             pieces.append(flat.view(np.uint8).data)
@@ -70,8 +72,6 @@ def encode(message: Mapping[str, Any], blobs: Mapping[str, np.ndarray] | None = 
         raise WireError(f"it has no JSON form: {error}") from None
     if len(body) > JSON_LIMIT:
         raise WireError(f"its JSON is {len(body)} bytes long, more than {JSON_LIMIT}")
-    if blob_bytes > BLOB_LIMIT:
-        raise WireError(f"its arrays are {blob_bytes} bytes long, more than {BLOB_LIMIT}")
     return [memoryview(HEADER.pack(MAGIC, len(body), blob_bytes) + body), *pieces]
 
 
@@ -92,6 +92,7 @@ class Decoder:
 
     def _begin(self) -> None:
         self._part = "header"
+        # What is still to be filled, last first.
         self._targets: list[memoryview] = [memoryview(bytearray(HEADER.size))]
         self._filled = 0
         self._message: dict[str, Any] = {}
@@ -108,19 +109,19 @@ class Decoder:
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong; never empty."""
-        return self._targets[0][self._filled :]
+        return self._targets[-1][self._filled :]
 
     def advance(self, count: int) -> Frame | None:
         """Say that `count` bytes of `buffer()` are filled; returns the frame if it is whole now. WireError."""
         self._filled += count
-        target = self._targets[0]
+        target = self._targets[-1]
         if self._part == "header" and count:
             known = min(self._filled, len(MAGIC))
             if target[:known] != MAGIC[:known]:
                 raise WireError("it does not begin as a frame does")
         if self._filled < len(target):
             return None
-        self._targets.pop(0)
+        self._targets.pop()
         self._filled = 0
         if self._part == "header":
             self._read_header(target)
@@ -161,6 +162,7 @@ class Decoder:
         self._blobs = _empty_arrays(self._message.pop("blobs", None), self._blob_bytes)
         self._part = "blob"
         self._targets = [array.reshape(-1).view(np.uint8).data for array in self._blobs.values() if array.size]
+        self._targets.reverse()
 
 
 def _object(text: memoryview) -> dict[str, Any]:
