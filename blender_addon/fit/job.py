@@ -185,15 +185,6 @@ def check_steps(request: Request, result: Result, folder: str) -> Steps:
     return check, answer.blobs
 
 
-# --- the default head -------------------------------------------------------------------------------------------------------
-
-
-def head_steps() -> Steps:
-    """Ask for the description of the default head; returns its path."""
-    answer = yield Call("rig.default", {}, "Preparing the default head")
-    return str(answer.result["description"])
-
-
 # --- keeping and reverting ----------------------------------------------------------------------------------------------
 
 

@@ -4,11 +4,10 @@
 # No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
 import bpy
 
-from ..fit.job import head_steps, push_undo
-from ..link.flow import Flow
+from ..fit.job import push_undo
+from ..link.flow import Call, Flow, Steps
 from ..link.pump import pump, redraw, status
-from ..messages import RigError
-from ..rig.default_head import build_default_head
+from ..rig.default_head import build_steps
 from .fit_photo import BACKGROUND_TIMEOUT_S, show_failure
 
 
@@ -27,7 +26,7 @@ class RIGFIT_OT_add_default_head(bpy.types.Operator):
         board = status()
         board.clear_error()
         board.title, board.done, board.total, board.text = "Default head", 0, 0, "Preparing the default head"
-        board.work = pump().start(head_steps(), _head_over, board.say)
+        board.work = pump().start(_head_steps(), _head_over, board.say)
         if not bpy.app.background:
             redraw()
             return {"FINISHED"}
@@ -39,6 +38,13 @@ class RIGFIT_OT_add_default_head(bpy.types.Operator):
         return {"CANCELLED"}
 
 
+def _head_steps() -> Steps:
+    """The backend describes the head, Blender builds it; returns its name."""
+    answer = yield Call("rig.default", {}, "Preparing the default head")
+    head = yield from build_steps(str(answer.result["description"]))
+    return head.name
+
+
 def _head_over(flow: Flow) -> None:
     board = status()
     board.work = None
@@ -46,11 +52,7 @@ def _head_over(flow: Flow) -> None:
         show_failure(flow.error)
     if flow.state != "done":
         return
-    try:
-        head = build_default_head(flow.result)
-    except RigError as error:
-        board.fail(error)
-        return
+    head = bpy.data.objects[flow.result]
     layer = bpy.context.view_layer
     for obj in layer.objects:
         obj.select_set(False)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import bpy
 import numpy as np
@@ -20,6 +22,7 @@ from ..messages import RigError
 
 SCHEMA = "rigfit.head/1"
 NAME_BYTES = 63
+HAIRS_A_STEP = 5
 
 # Linear RGB. Skin from light to dark, seen in daylight.
 _SKIN_RAMP = (
@@ -55,26 +58,60 @@ def build_default_head(description_path: str | os.PathLike[str]) -> bpy.types.Ob
 
     Raises RigError (kind `bad_head_description`) before anything is added to the file.
     """
+    steps = build_steps(description_path)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def build_steps(description_path: str | os.PathLike[str]) -> Generator[tuple[int, int, str], None, bpy.types.Object]:
+    """`build_default_head` in steps of a few milliseconds; yields (done, total, text).
+
+    The head joins the scene at the end; closing the generator before leaves nothing in the file.
+    """
     meta, arrays = _read(description_path)
-    mesh = _mesh(meta, arrays)
-    head = bpy.data.objects.new("Head", mesh)
-    bpy.context.scene.collection.objects.link(head)
-    _shape_keys(head, meta, arrays)
-    _appearance(head, meta)
-    parts: dict[str, str] = {}
-    for name in meta["materials"]:
-        material = _MATERIALS[name](name, meta)
-        mesh.materials.append(material)
-        parts[material.name] = _PART_OF_MATERIAL[name]
-    head["rigfit"] = json.dumps(
-        {
-            "pairs": meta["pairs"],
-            "groups": meta["groups"],
-            "appearance": [item["name"] for item in meta["appearance"]],
-            "parts": parts,
-        }
-    )
-    mesh.update()
+    made: list[tuple[Any, Any]] = []
+    try:
+        mesh = _mesh(meta, arrays)
+        made.append((bpy.data.meshes, mesh))
+        head = bpy.data.objects.new("Head", mesh)
+        made.append((bpy.data.objects, head))
+        total = len(meta["keys"]) + 100
+        for done in _shape_keys(head, meta, arrays):
+            yield done, total, "Making the shape keys"
+        painted: dict[str, np.ndarray] = {}
+        for name, strokes in (
+            ("Brow", _brow_steps(meta["brow"]["curve_mm"], meta["brow"]["canvas_mm"])),
+            ("Lash", _lash_steps()),
+        ):
+            for painted[name] in strokes:
+                yield len(meta["keys"]) + 20, total, "Painting brows and lashes"
+        _appearance(head, meta)
+        parts: dict[str, str] = {}
+        for name in meta["materials"]:
+            yield len(meta["keys"]) + 80, total, "Making the materials"
+            before = set(bpy.data.images)
+            material = _MATERIALS[name](name, {**meta, "painted": painted})
+            made.append((bpy.data.materials, material))
+            made += [(bpy.data.images, image) for image in bpy.data.images if image not in before]
+            mesh.materials.append(material)
+            parts[material.name] = _PART_OF_MATERIAL[name]
+        head["rigfit"] = json.dumps(
+            {
+                "pairs": meta["pairs"],
+                "groups": meta["groups"],
+                "appearance": [item["name"] for item in meta["appearance"]],
+                "parts": parts,
+            }
+        )
+        mesh.update()
+        bpy.context.scene.collection.objects.link(head)
+    except BaseException:
+        for collection, block in reversed(made):
+            collection.remove(block)
+        raise
     return head
 
 
@@ -121,7 +158,8 @@ def _mesh(meta: dict, arrays: dict[str, np.ndarray]) -> bpy.types.Mesh:
     return mesh
 
 
-def _shape_keys(head: bpy.types.Object, meta: dict, arrays: dict[str, np.ndarray]) -> None:
+def _shape_keys(head: bpy.types.Object, meta: dict, arrays: dict[str, np.ndarray]) -> Iterator[int]:
+    """Add the shape keys; yields how many there are."""
     basis = arrays["vertices"].astype(np.float32)
     offsets, ids, deltas = arrays["key_offsets"], arrays["key_vertices"], arrays["key_deltas"]
     head.shape_key_add(name="Basis", from_mix=False)
@@ -134,6 +172,7 @@ def _shape_keys(head: bpy.types.Object, meta: dict, arrays: dict[str, np.ndarray
         key.slider_min, key.slider_max = 0.0, 1.0
         # Blender 5.0 and later start a new key at 1.0.
         key.value = 0.0
+        yield k + 1
 
 
 def _appearance(head: bpy.types.Object, meta: dict) -> None:
@@ -368,7 +407,7 @@ def _mouth(name: str, meta: dict) -> bpy.types.Material:
 
 def _brow(name: str, meta: dict) -> bpy.types.Material:
     tree = _Tree(name)
-    hair = _image_value(tree, _image("rigfit brow", paint_brow(meta["brow"]["curve_mm"], meta["brow"]["canvas_mm"])))
+    hair = _image_value(tree, _image("rigfit brow", meta["painted"]["Brow"]))
     strength = tree.property("eyebrow_strength")
     colour = tree.mix(strength, (0.110, 0.060, 0.034), (0.012, 0.008, 0.006))
     alpha = tree.math("MULTIPLY", hair, tree.range(strength, 0.0, 1.0, 0.06, 1.0), clamp=True)
@@ -377,7 +416,7 @@ def _brow(name: str, meta: dict) -> bpy.types.Material:
 
 def _lash(name: str, meta: dict) -> bpy.types.Material:
     tree = _Tree(name)
-    hair = _image_value(tree, _image("rigfit lash", paint_lash()))
+    hair = _image_value(tree, _image("rigfit lash", meta["painted"]["Lash"]))
     return _cut_out(tree.finish(hair, Base_Color=(0.012, 0.008, 0.006), Roughness=0.55, Specular_IOR_Level=0.2))
 
 
@@ -453,6 +492,12 @@ def paint_brow(curve_mm: list, canvas_mm: list, pixels_per_mm: float = 18.0, hai
 
     curve_mm: rows (x, y, half height); canvas_mm: left, bottom, width, height; both from the front, in millimetres.
     """
+    *_, canvas = _brow_steps(curve_mm, canvas_mm, pixels_per_mm, hairs)
+    return canvas
+
+
+def _brow_steps(curve_mm: list, canvas_mm: list, pixels_per_mm: float = 18.0, hairs: int = 520) -> Iterator[np.ndarray]:
+    """`paint_brow` a few hairs a step; the last that it yields is the picture."""
     random = np.random.default_rng(20)
     left, bottom, width, height = canvas_mm
     canvas = np.zeros((round(height * pixels_per_mm), round(width * pixels_per_mm)))
@@ -465,9 +510,14 @@ def paint_brow(curve_mm: list, canvas_mm: list, pixels_per_mm: float = 18.0, hai
     x, y = left + (x + 0.5) / pixels_per_mm, bottom + (y + 0.5) / pixels_per_mm
     fine = np.stack([np.interp(np.linspace(0, 1, 60), t, curve[:, k]) for k in range(3)], axis=-1)
     for px, py, half in fine:
-        reach = np.hypot(x - px, y - py) / half
+        # Beyond 1.15 half heights there is no shade.
+        rows = slice(*np.searchsorted(y[:, 0], [py - 1.16 * half, py + 1.16 * half]))
+        columns = slice(*np.searchsorted(x[0], [px - 1.16 * half, px + 1.16 * half]))
+        reach = np.hypot(x[rows, columns] - px, y[rows, columns] - py) / half
         shade = 0.34 * np.clip(1.15 - reach, 0, 1) ** 1.2
-        canvas = np.maximum(canvas, shade * min(1.0, 0.35 + (px - fine[0, 0]) / 12.0))
+        part = canvas[rows, columns]
+        np.maximum(part, shade * min(1.0, 0.35 + (px - fine[0, 0]) / 12.0), out=part)
+        yield canvas
 
     for k in range(hairs):
         s = (k + random.random()) / hairs
@@ -490,11 +540,19 @@ def paint_brow(curve_mm: list, canvas_mm: list, pixels_per_mm: float = 18.0, hai
         path = (path - (left, bottom)) * pixels_per_mm
         faint = 0.45 + 0.55 * min(1.0, s / 0.12)
         _stroke(canvas, path, random.uniform(2.0, 3.2), faint * random.uniform(0.55, 0.95))
-    return np.clip(canvas, 0, 1).astype(np.float32)
+        if k % HAIRS_A_STEP == 0:
+            yield canvas
+    yield np.clip(canvas, 0, 1).astype(np.float32)
 
 
 def paint_lash(width: int = 1024, height: int = 128, hairs: int = 95) -> np.ndarray:
     """(H,W) 0…1: lashes, roots on the first row (the lid), tips above, u outwards from the nose."""
+    *_, canvas = _lash_steps(width, height, hairs)
+    return canvas
+
+
+def _lash_steps(width: int = 1024, height: int = 128, hairs: int = 95) -> Iterator[np.ndarray]:
+    """`paint_lash` a few hairs a step; the last that it yields is the picture."""
     random = np.random.default_rng(21)
     canvas = np.zeros((height, width))
     for k in range(hairs):
@@ -503,5 +561,7 @@ def paint_lash(width: int = 1024, height: int = 128, hairs: int = 95) -> np.ndar
         lean = np.pi / 2 + np.radians(22) * (0.35 - u) + random.normal(0, 0.08)
         path = _bend(np.array([u * width, -2.0]), lean, length, random.normal(0, 0.15))
         _stroke(canvas, path, random.uniform(3.5, 5.5), 0.9)
+        if k % HAIRS_A_STEP == 0:
+            yield canvas
     root = np.clip(1 - np.arange(height) / (0.10 * height), 0, 1)[:, None]
-    return np.clip(np.maximum(canvas, 0.75 * root), 0, 1).astype(np.float32)
+    yield np.clip(np.maximum(canvas, 0.75 * root), 0, 1).astype(np.float32)

@@ -17,7 +17,7 @@ import pytest
 from rigs import evaluated
 
 from blender_addon.messages import RigError
-from blender_addon.rig.default_head import build_default_head, paint_brow, paint_lash
+from blender_addon.rig.default_head import build_default_head, build_steps, paint_brow, paint_lash
 from blender_addon.rig.names import PARTS
 from blender_addon.rig.parameters import discover
 
@@ -242,6 +242,20 @@ def test_bad_description_adds_nothing(damage: str, tmp_path: Path) -> None:
     assert caught.value.kind == "bad_head_description"
     assert str(path) in caught.value.message
     assert len(bpy.data.objects) == len(bpy.data.meshes) == len(bpy.data.materials) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_head_that_was_cancelled_leaves_nothing(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "head.npz"
+    write(path, *patches())
+    total = sum(1 for _ in build_steps(path))
+    bpy.ops.wm.read_factory_settings(use_empty=True)
+    steps = build_steps(path)
+    for _ in range(max(1, int(share * total))):
+        next(steps)
+        assert not bpy.context.scene.objects, "the head joins the scene when it is whole"
+    steps.close()
+    assert len(bpy.data.objects) == len(bpy.data.meshes) == len(bpy.data.materials) == len(bpy.data.images) == 0
 
 
 def test_painted_hair_is_the_same_every_time() -> None:
