@@ -653,7 +653,7 @@ def test_any_order_of_events_keeps_the_promises():
     time limits end every phase that waits for somebody else."""
     numbers = itertools.count(1)
     seen: set[Phase] = set()
-    for seed in range(300):
+    for seed in range(150):
         chance = random.Random(seed)
         state, now = State(limits=Limits()), 0.0
         open_tickets: set[int] = set()
