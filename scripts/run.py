@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Set up and run rigfit from a bare checkout: ``python3 scripts/run.py demo | test | bench``.
+"""Set up and run rigfit from a bare checkout: ``python3 scripts/run.py demo | test | bench | extension``.
 
 Standard library only. Everything it installs lies under ``.venv/`` of the checkout; see ``running/`` for the parts.
 """

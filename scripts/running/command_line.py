@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import extension
 from .children import CannotRun, end_children, run_through, say, stop_on_terminate
 from .environments import known_environments, prepare
 from .tiers import TIERS, Tiers
@@ -29,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument(
         "--tier", action="append", choices=list(TIERS), default=[], help="only this tier (may be given more than once)"
     )
+    zip_of = commands.add_parser("extension", help="build the zip that is installed in Blender")
+    zip_of.add_argument("--out", default="dist", help="folder for the zip (default: dist, in the checkout)")
     bench = commands.add_parser("bench", help="run `rigfit bench ...` in the environment of the demo", add_help=False)
     bench.add_argument("rest", nargs=argparse.REMAINDER)
     return parser
@@ -61,6 +64,9 @@ def main(arguments: Sequence[str], repository: Path) -> int:
     try:
         if options.command == "demo":
             return _demo(repository, options.out)
+        if options.command == "extension":
+            say(f"To install in Blender: {extension.build(repository, repository / options.out)}")
+            return 0
         if options.command == "bench":
             return _rigfit(repository, ["bench", *options.rest], Path.cwd())
         return Tiers(repository, [other for other in others if other != "--"]).run(options.tier)

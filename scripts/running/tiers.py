@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import debian_blender
+from . import debian_blender, extension
 from .children import CannotRun, ask, run_through, say
 from .environments import Environment, known_environments, prepare
 
@@ -50,6 +51,7 @@ class Tiers:
         self.environments = known_environments(repository)
         self.arguments = list(arguments)
         self.named = [argument for argument in arguments if (repository / argument.split("::")[0]).exists()]
+        self._zip: Path | None = None
 
     def run(self, names: Sequence[str]) -> int:
         """Set up what the tiers need, run them in order, print the summary; return the exit code."""
@@ -78,7 +80,9 @@ class Tiers:
 
     def _needed(self, names: Sequence[str]) -> list[tuple[Environment, tuple[str, ...]]]:
         wanted = {environment for name in names for environment in TIERS[name].environments}
-        return [(environment, ("base", "dev")) for name, environment in self.environments.items() if name in wanted]
+        return [
+            (environment, ("base", "dev", "build")) for name, environment in self.environments.items() if name in wanted
+        ]
 
     def backend_python(self) -> Path:
         return self.environments["backend"].python
@@ -92,6 +96,17 @@ class Tiers:
         if code != 0:
             raise CannotRun(f"The default head cannot be built: {output.strip().splitlines()[-1:]}")
         return {"RIGFIT_TEST_HEAD": str(path)}
+
+    def installed(self, folder: Path) -> dict[str, str]:
+        """Variables for tests of the built zip, with all that Blender and the add-on keep in an empty ``folder``."""
+        if self._zip is None:  # once a run: every tier tests the same zip
+            self._zip = extension.build(self.repository, self.repository / ".venv" / "extension")
+        return {
+            "RIGFIT_TEST_ZIP": str(self._zip),
+            "RIGFIT_TEST_BACKEND": str(self.backend_python()),
+            "BLENDER_USER_RESOURCES": str(folder / "blender"),
+            "XDG_DATA_HOME": str(folder / "data"),
+        }
 
     def pytest(
         self,
@@ -214,9 +229,14 @@ def _backend(tiers: Tiers) -> Outcome:
 
 def _bpy(version: str) -> Callable[[Tiers], Outcome]:
     def run(tiers: Tiers) -> Outcome:
-        python = str(tiers.environments[f"bpy-{version}"].python)
-        command = [python, "-m", "pytest"]
-        return tiers.pytest(f"bpy-{version}", command, ("tests/blender",), environment=tiers.real_head())
+        tier = f"bpy-{version}"
+        command = [str(tiers.environments[tier].python), "-m", "pytest"]
+        outcome = tiers.pytest(tier, command, ("tests/blender",), environment=tiers.real_head())
+        # In a process of its own: the add-on is there once, under the name that Blender gives it.
+        with tempfile.TemporaryDirectory(prefix="rigfit-blender-") as folder:
+            environment = tiers.installed(Path(folder))
+            outcome.add(tiers.pytest(f"{tier}-extension", command, ("tests/extension",), environment=environment))
+        return outcome
 
     return run
 

@@ -24,7 +24,7 @@ from rigfit.blender.locate import DEBIAN_PACKAGES
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-from running import debian_blender, environments, machine, tiers  # noqa: E402
+from running import debian_blender, environments, extension, machine, tiers  # noqa: E402
 from running.children import CannotRun, last_words  # noqa: E402
 from running.environments import STAMP, Environment, Group  # noqa: E402
 from running.tiers import Outcome, Tiers  # noqa: E402
@@ -222,7 +222,7 @@ def test_the_wrong_python_is_one_sentence(tmp_path):
 
 
 def test_help_runs_from_anywhere(tmp_path):
-    for command in (["--help"], ["test", "--help"], ["demo", "--help"]):
+    for command in (["--help"], ["test", "--help"], ["demo", "--help"], ["extension", "--help"]):
         done = subprocess.run(
             [sys.executable, str(REPOSITORY / "scripts" / "run.py"), *command],
             capture_output=True,
@@ -384,3 +384,22 @@ def test_the_backend_is_tested_without_bpy_and_torch():
     asked = [line for group in known["backend"].groups for line in group.requirements]
     assert not [line for line in asked if line.startswith(("torch", "bpy"))]
     assert known["backend"].groups[0].without_requirements_of == ("anny==0.6.2",)
+
+
+@pytest.mark.skipif(extension.find_tool(REPOSITORY) is None, reason="Blender's tool for extensions is not here")
+def test_the_extension_is_built_with_what_is_set_up_for_it(tmp_path, monkeypatch):
+    asked = []
+    real = environments.known_environments(REPOSITORY)
+    this = dataclasses.replace(real["backend"], folder=Path(sys.prefix))
+    monkeypatch.setattr(extension, "known_environments", lambda _repository: {**real, "backend": this})
+    monkeypatch.setattr(extension, "prepare", lambda wanted, _repository: asked.extend(wanted))
+    path = extension.build(REPOSITORY, tmp_path)
+    assert zipfile.is_zipfile(path)
+    assert path.parent == tmp_path
+    assert [(environment.name, groups) for environment, groups in asked] == [("backend", ("base", "build"))]
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotRun, match=r"choose another folder with --out\.$"):
+        extension.build(REPOSITORY, tmp_path / "file" / "dist")
+    monkeypatch.setattr(extension, "find_tool", lambda _repository: None)
+    extension.build(REPOSITORY, tmp_path)
+    assert [environment.name for environment, _groups in asked[-2:]] == ["backend", "bpy-5.0"]
