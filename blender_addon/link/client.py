@@ -190,9 +190,10 @@ class Client:
 
     @property
     def alive(self) -> bool:
-        """Whether the backend's process runs; attached, whether the connection stands."""
-        if self._process is not None:
-            return self._process.exit_code is None
+        """Whether a process that was started still runs, be it one that is being ended; attached, whether the connection
+        stands. While it does, `poll` has something to do."""
+        if self._process is not None or self._ending:
+            return True
         return self._state.attached and self._connection is not None and self._connection.is_open
 
     @property

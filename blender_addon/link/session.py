@@ -451,7 +451,7 @@ def _greeting(state: State, event: Received) -> Outcome:
 
 def _check_hello(state: State, now: float, result: Mapping[str, Any]) -> Outcome:
     if result.get("protocol") != PROTOCOL:
-        theirs = clean_text(result.get("protocol"))[:20]
+        theirs = clean_text(str(result.get("protocol")), 20)
         return _give_up(state, now, Failure("backend_protocol", {"theirs": theirs, "ours": PROTOCOL}))
     nonce = hex_bytes(result.get("nonce"), NONCE_BYTES)
     if nonce is None:
@@ -460,7 +460,9 @@ def _check_hello(state: State, now: float, result: Mapping[str, Any]) -> Outcome
         return _give_up(state, now, Failure("backend_proof"))
     authenticate_id = state.next_id
     state, authenticate = _control(state, "authenticate", {"proof": client_proof(state.token, state.nonce, nonce)})
-    return replace(state, authenticate_id=authenticate_id, server=clean_text(result.get("server"))), (authenticate,)
+    return replace(state, authenticate_id=authenticate_id, server=clean_text(str(result.get("server", "")))), (
+        authenticate,
+    )
 
 
 def _broken(state: State, event: Broken) -> Outcome:
@@ -637,15 +639,13 @@ def _backend_failure(error: Any) -> Failure:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         data = error.get("data")
         kind = data.get("kind") if isinstance(data, dict) else None
-        return Failure(
-            clean_text(kind) if isinstance(kind, str) else "unexpected", {}, clean_text(error["message"], 2000)
-        )
+        return Failure(clean_text(kind) or "unexpected", {}, clean_text(error["message"], 2000))
     return Failure("backend_broken", {"reason": "an error without a sentence"})
 
 
 def clean_text(value: Any, length: int = TEXT_LENGTH) -> str:
-    """Text of the other side as one printable line of at most `length` characters."""
-    text = value if isinstance(value, str) else str(value)
+    """Text of the other side as one printable line of at most `length` characters; empty if it is none."""
+    text = value if isinstance(value, str) else ""
     return "".join(c if c.isprintable() else " " for c in text[: 2 * length]).strip()[:length]
 
 

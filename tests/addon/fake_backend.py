@@ -157,6 +157,8 @@ class Work:
             start_child()
         if params.get("signal"):
             os.kill(os.getpid(), params["signal"])
+            # Any thread may be the one that it reaches.
+            time.sleep(10)
         os._exit(params.get("code", 7))
 
     def result_then_die(self, params: dict, *_: object) -> None:
