@@ -274,8 +274,6 @@ class Client:
                 if frame is None:
                     break
                 self._dispatch(session.Received(self._now, frame.message, frame.blobs))
-                if time.perf_counter() >= deadline:
-                    break
         except WireError as error:
             self._dispatch(session.Broken(self._now, str(error)))
         except ConnectionLost as error:

@@ -18,8 +18,8 @@ from .wire import Decoder, Frame
 # The literal: a name could be made to mean another machine.
 HOST = "127.0.0.1"
 
-# How much is moved between two looks at the clock: about 0.1 ms.
-PIECE_BYTES = 256 << 10
+# How much is moved between two looks at the clock: some 0.02 ms, where the memory has been in use before.
+PIECE_BYTES = 64 << 10
 
 # Blender leaves SIGPIPE at its default, which ends the process at a write to a closed socket; so each write says no.
 _SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -101,7 +101,10 @@ class Connection:
                 return
 
     def receive(self, deadline: float) -> Frame | None:
-        """The next whole frame; None if there is none yet, or no time. WireError, ConnectionLost."""
+        """The next whole frame; None if there is none yet, or no time. WireError, ConnectionLost.
+
+        At least one piece is read, so even a caller without time gets on.
+        """
         self.drained = False
         while True:
             buffer = self._decoder.buffer()

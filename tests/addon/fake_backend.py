@@ -35,7 +35,7 @@ FAULTS = {
     "refuses-protocol": "answers the hello with the error bad_protocol",
     "in-use": "answers the hello with the error in_use",
     "dead-port": "names a port where nobody listens",
-    "slow-accept": "accepts the connection after 0.7 s",
+    "slow-accept": "accepts the connection after 0.5 s",
     "silent": "accepts, and says nothing",
     "closes-twice": "closes the first two connections before the hello",
     "always-closes": "closes every connection before the hello",
@@ -368,7 +368,7 @@ def main() -> None:
         time.sleep(60)
         return
     if fault == "slow-accept":
-        time.sleep(0.7)
+        time.sleep(0.5)
     if fault == "no-token":
         token = secrets.token_bytes(32)
     backend = Backend(fault, token)

@@ -25,17 +25,17 @@ FAKE = str(Path(__file__).with_name("fake_backend.py"))
 ROOT = Path(__file__).resolve().parents[2]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="POSIX only")
 
-# What takes minutes for a patient artist takes half a second here.
+# What is waited for half a minute takes a third of a second here.
 QUICK = Limits(
     start_s=8.0,
     connect_s=2.0,
-    hello_s=0.5,
+    hello_s=0.4,
     retry_s=0.05,
-    ping_s=0.1,
-    silence_s=0.4,
-    cancel_s=0.5,
-    stop_s=0.5,
-    lost_s=0.3,
+    ping_s=0.05,
+    silence_s=0.3,
+    cancel_s=0.4,
+    stop_s=0.4,
+    lost_s=0.2,
 )
 
 
@@ -59,12 +59,15 @@ class Desk:
         self.client = client
         self.states: list[str] = []
         self.texts: list[str] = []
+        # By the clock, and what this thread worked.
         self.looks_s: list[float] = []
+        self.work_s: list[float] = []
 
     def look(self) -> bool:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.thread_time()
         changed = self.client.poll()
         self.looks_s.append(time.perf_counter() - started)
+        self.work_s.append(time.thread_time() - busy)
         for seen, value in ((self.states, self.client.state), (self.texts, self.client.text)):
             if not seen or seen[-1] != value:
                 seen.append(value)
@@ -355,11 +358,22 @@ def test_a_closed_connection_ends_a_process_that_lives_on(desk):
     one.until(lambda: not runs(pid), 2)
 
 
+@POSIX
 def test_a_last_answer_is_read_before_the_death_is_noticed(desk):
     one = desk()
-    ticket = one.ask("result_then_die", bytes=30_000_000)
+    one.ask("echo")
+    ticket = one.client.submit("result_then_die", {"bytes": 1_000_000})
+    one.look()
+    pid = one.client.pid
+    end = time.monotonic() + 5
+    while runs(pid):
+        assert time.monotonic() < end
+    # It is dead, and its answer lies in the socket: more than a look without any time can take.
+    assert not ticket.settled
+    for _ in range(200):
+        one.client.poll(0.0)
     assert ticket.state == "done"
-    assert ticket.blobs["large"].shape == (30_000_000,)
+    assert ticket.blobs["large"].shape == (1_000_000,)
     one.until(lambda: one.client.state == "off")
 
 
@@ -438,7 +452,7 @@ def test_a_backend_that_ignores_cancel_is_ended(desk):
     one.client.cancel(ticket)
     started = time.monotonic()
     one.until(lambda: not runs(pid), 3)
-    assert 0.4 < time.monotonic() - started < 1.5
+    assert 0.3 < time.monotonic() - started < 1.5
     assert (one.client.state, one.client.error) == ("off", None)
     assert one.ask("echo", a=1).result == {"a": 1}
 
@@ -451,10 +465,21 @@ def test_cancel_before_the_backend_has_seen_it(desk):
     assert one.settle(second).result == {"i": 2}
 
 
+def test_a_cancelled_ticket_is_news(desk):
+    """Also if the state, its text and everything else stay as they are."""
+    one = desk()
+    one.begin("stubborn_job")
+    second = one.client.submit("echo", {})
+    assert one.look()
+    assert not one.look()
+    one.client.cancel(second)
+    assert one.look()
+
+
 def test_silence_is_not_death(desk):
     one = desk()
-    ticket = one.ask("hold_everything", seconds=0.7)
-    assert ticket.result == {"held": 0.7}
+    ticket = one.ask("hold_everything", seconds=0.5)
+    assert ticket.result == {"held": 0.5}
     assert any(text.startswith("Busy, not answering for") for text in one.texts)
     assert one.texts[-1] == "Ready" or one.client.answering
     assert one.states[-1] == "ready"
@@ -499,7 +524,7 @@ def test_the_gentle_end_of_one_that_does_not_want_to(desk, fault):
 
 
 def test_the_end_before_anything_was_started(desk):
-    one = desk()
+    one = desk("", Limits(stop_s=30))
     ticket = one.client.submit("echo", {})
     one.client.stop()
     one.until(lambda: one.client.state == "off", 1)
@@ -591,17 +616,19 @@ def test_blender_survives_the_death_of_the_backend(tmp_path):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def mostly(looks_s: list[float]) -> float:
-    """What 99 of 100 looks stay below: this machine does other things too."""
-    return statistics.quantiles(looks_s, n=100)[98]
+def check_looks(one: Desk) -> None:
+    """Five milliseconds a look, and a little. The clock alone would also count what else this machine does, and memory
+    that a virtual machine has never used takes it milliseconds to find."""
+    assert len(one.looks_s) > 10
+    assert statistics.quantiles(one.work_s, n=50)[-1] < 0.012
+    assert statistics.median(one.looks_s) < 0.008
 
 
 def test_a_flood_of_progress_takes_no_more_than_its_share(desk):
     one = desk()
     ticket = one.ask("flood", count=10_000)
     assert ticket.state == "done"
-    assert len(one.looks_s) > 10
-    assert mostly(one.looks_s) < 0.008
+    check_looks(one)
 
 
 def test_a_large_answer_takes_no_more_than_its_share(desk):
@@ -614,13 +641,13 @@ def test_a_large_answer_takes_no_more_than_its_share(desk):
     assert large[-1] == ord("0")
     assert after.tolist() == [[1.5], [-2.0]]
     assert after.flags.aligned
-    assert mostly(one.looks_s) < 0.008
+    check_looks(one)
 
 
 def test_a_flood_on_standard_output_harms_nothing(desk):
     one = desk("chatter")
     assert one.ask("steps", count=20, pause_s=0.01).state == "done"
-    assert mostly(one.looks_s) < 0.008
+    check_looks(one)
 
 
 class Clock:
@@ -633,7 +660,7 @@ class Clock:
         return self.now
 
 
-def test_a_window_that_stands_still_ends_nothing(tmp_path):
+def test_only_time_that_was_looked_at_counts(tmp_path):
     """Ten minutes of rendering between two looks are not ten minutes without an answer."""
     clock = Clock()
     client = Client(lambda: Launch([sys.executable, FAKE], None, str(tmp_path / "log")), clock=clock)
@@ -648,9 +675,20 @@ def test_a_window_that_stands_still_ends_nothing(tmp_path):
             clock.now += 0.002
             time.sleep(0.002)
         assert ticket.result == {"a": 1}
+        # Nor does a clock that is put back make anything last longer.
+        ticket = client.submit("stubborn_job", {})
+        one = Desk(client)
+        one.until(lambda: ticket.progress[2])
+        client.cancel(ticket)
         clock.now -= 5000.0
-        client.poll()
-        assert client.state == "ready"
+        for _ in range(9):
+            client.poll()
+            assert client.state == "cancelling"
+            clock.now += 0.5
+        for _ in range(3):
+            client.poll()
+            clock.now += 0.5
+        assert client.state == "off"
     finally:
         client.kill()
 

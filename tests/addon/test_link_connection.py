@@ -99,6 +99,28 @@ def test_what_the_peer_does_not_take_yet_waits_here(pair):
     assert json.loads(bytes(received[len(expected) + 12 :])) == {"id": 2}
 
 
+class Eager:
+    """A socket that takes everything, 2 ms a piece."""
+
+    def send(self, piece: memoryview, flags: int) -> int:
+        time.sleep(0.002)
+        return len(piece)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_peer_that_takes_everything_does_not_get_all_the_time(pair):
+    connection, _ = pair
+    connection._socket.close()
+    connection._socket = Eager()
+    connection.send(encode({"id": 1}, {"a": np.zeros(10_000_000, np.uint8)}))
+    started = time.perf_counter()
+    connection.flush(soon(0.01))
+    assert time.perf_counter() - started < 0.1
+    assert sum(len(piece) for piece in connection._outgoing) > 5_000_000
+
+
 def test_a_large_blob_takes_many_short_looks(pair):
     connection, peer = pair
     connection.trust()

@@ -96,7 +96,7 @@ def test_anything_else_is_no_proof(shown):
     assert not wire.same_proof(right, shown)
 
 
-@pytest.mark.parametrize("text", [None, 5, "", "0" * 63, "0" * 66, "zz" * 32, "0 " * 32, "٠" * 64])
+@pytest.mark.parametrize("text", [None, 5, "", "0" * 63, "0" * 66, "zz" * 32, "0 " * 32, "00" * 31 + "  ", "٠" * 64])
 def test_hexadecimal_is_exact(text):
     assert wire.hex_bytes("aB" * 32, 32) == b"\xab" * 32
     assert wire.hex_bytes(text, 32) is None
