@@ -126,7 +126,8 @@ def export_steps(
 
     Yields the loan of the rig first, then (done, total, text); returns what `export_rig` returns. Between two steps the
     artist's values are as they were, unless the caller holds the loan. scratch: the file is for another process of this
-    session only: nothing is deflated and the disk is not waited for. Raises RigError; kind target_changed when the
+    session only: nothing is deflated, the disk is not waited for, and a rig that was compared with Blender's mesh earlier
+    in the session is not compared again. Raises RigError; kind target_changed when the
     meshes or their keys are not the same as before the pause. Closing the generator leaves no file.
     """
     folder = os.path.dirname(os.path.abspath(out))
@@ -149,7 +150,7 @@ def export_steps(
     rig = _Rig(found)
     loan = _Loan(rig)
     yield loan
-    document, arrays = yield from _export(rig, loan, found)
+    document, arrays = yield from _export(rig, loan, found, trusting=scratch)
     arrays = {"json": np.frombuffer(json.dumps(document, ensure_ascii=True).encode("ascii"), np.uint8), **arrays}
     for _ in npz_steps(out, arrays, scratch=scratch):
         yield len(rig.moving), len(rig.moving), "Writing the rig"
@@ -785,11 +786,9 @@ def _bending_modifiers(rig: _Rig, mix: Mapping[str, float], size: float) -> list
 
 
 def _checked_shapes(
-    rig: _Rig, loan: _Loan, found: Discovery, size: float
+    rig: _Rig, loan: _Loan, found: Discovery, size: float, measured: set[str], shapes: _Shapes
 ) -> Generator[Step, None, tuple[_Shapes, bool]]:
-    """Shapes and whether the rig is linear in its parameters; warnings say why not."""
-    measured = _measured(rig)
-    shapes = yield from _collect(rig, loan, measured, size)
+    """Compare with Blender's mesh; the shapes (others, if need be) and whether the rig is linear; warnings say why not."""
     mixes = _mixes(rig, shapes)
     wrong = yield from _mismatch(rig, loan, shapes, mixes, size)
     linear = True
@@ -857,40 +856,51 @@ def _is_pose(basis: np.ndarray, rows: Rows | None) -> bool:
     return explained >= _POSE_ENERGY * float((flat * flat).sum(dtype=np.float64))
 
 
-def _export(rig: _Rig, loan: _Loan, found: Discovery) -> Generator[Step, None, tuple[dict[str, Any], dict[str, Any]]]:
+# Rigs (hash and `_stage`) that Blender's mesh was compared with in this session and that are linear without a remark.
+_proven: set[tuple[str, str]] = set()
+
+
+def _stage(rig: _Rig) -> str:
+    """What may bend shapes without showing in the rig hash: modifiers, parents, drivers."""
+    about = [
+        (
+            text(mesh.object),
+            [(modifier.type, text(modifier), modifier.show_viewport) for modifier in mesh.object.modifiers],
+            mesh.object.parent_type if mesh.object.parent is not None else "",
+        )
+        for mesh in rig.meshes
+    ]
+    return repr((about, sum(1 for _ in all_inputs())))
+
+
+def _export(
+    rig: _Rig, loan: _Loan, found: Discovery, trusting: bool
+) -> Generator[Step, None, tuple[dict[str, Any], dict[str, Any]]]:
+    """trusting: a rig that was compared with Blender's mesh in this session is not compared again."""
     with loan.taken():
         arrays: dict[str, Any] = dict(_read_neutral(rig))
     neutral = arrays["neutral"]
     size = float(np.linalg.norm(neutral.max(axis=0).astype(np.float64) - neutral.min(axis=0)))
-    shapes, linear = yield from _checked_shapes(rig, loan, found, size)
-    told = (len(rig.moving), len(rig.moving), "Sorting the shapes")
-    yield told
-    for name, reason in shapes.dropped.items():
-        found.left_out.append((name, reason))
-    basis = _similarity_basis(neutral)
-    kept, entries, rows = [], [], []
-    for parameter in found.parameters:
-        if parameter.name in shapes.dropped:
-            continue
-        yield told
-        above, below = shapes.above.get(parameter.name), shapes.below.get(parameter.name)
-        if above is None and below is not None:
-            above = (np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
-        sides = [side for side in (above, below) if side is not None and len(side[0])]
-        if parameter.group != "appearance" and sides and all(_is_pose(basis, side) for side in sides):
-            parameter = replace(parameter, group="pose")
-        numbers = []
-        for side in (above, below):
-            numbers.append(None if side is None else len(rows))
-            if side is not None:
-                rows.append(side)
-        kept.append(parameter)
-        entries.append(_entry(parameter, *numbers))
+    measured = _measured(rig)
+    shapes = yield from _collect(rig, loan, measured, size)
+    entries, rows = yield from _sorted_shapes(rig, found, shapes, neutral)
+    rig_hash = yield from _hash_steps(entries, arrays, rows)
+    proof = (rig_hash, _stage(rig))
+    linear = True
+    if not (trusting and proof in _proven):
+        warnings = len(found.warnings)
+        checked, linear = yield from _checked_shapes(rig, loan, found, size, measured, shapes)
+        if checked is not shapes:
+            shapes = checked
+            entries, rows = yield from _sorted_shapes(rig, found, shapes, neutral)
+            rig_hash = yield from _hash_steps(entries, arrays, rows)
+        elif linear and len(found.warnings) == warnings:
+            _proven.add(proof)
+    loan.check()
     arrays["shape_offsets"] = np.cumsum([0, *(len(ids) for ids, _ in rows)]).astype(np.int64)
     arrays["shape_vertices"] = [ids for ids, _ in rows] or np.zeros(0, np.int32)
     arrays["shape_deltas"] = [deltas for _, deltas in rows] or np.zeros((0, 3), np.float32)
-    rig_hash = yield from _hash_steps(entries, arrays, rows)
-    loan.check()
+    left_out = [*found.left_out, *shapes.dropped.items()]
     document = {
         "schema": SCHEMA,
         "rig_hash": rig_hash,
@@ -908,11 +918,37 @@ def _export(rig: _Rig, loan: _Loan, found: Discovery) -> Generator[Step, None, t
             for mesh in rig.meshes
         ],
         "parameters": entries,
-        "left_out": [{"name": name, "reason": reason} for name, reason in found.left_out],
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out],
         "linear": linear,
         "warnings": found.warnings,
     }
     return document, arrays
+
+
+def _sorted_shapes(
+    rig: _Rig, found: Discovery, shapes: _Shapes, neutral: np.ndarray
+) -> Generator[Step, None, tuple[list[dict[str, Any]], list[Rows]]]:
+    """The parameters as the document has them, and the rows of their shapes."""
+    basis = _similarity_basis(neutral)
+    entries: list[dict[str, Any]] = []
+    rows: list[Rows] = []
+    for parameter in found.parameters:
+        if parameter.name in shapes.dropped:
+            continue
+        yield len(rig.moving), len(rig.moving), "Sorting the shapes"
+        above, below = shapes.above.get(parameter.name), shapes.below.get(parameter.name)
+        if above is None and below is not None:
+            above = (np.zeros(0, np.int32), np.zeros((0, 3), np.float32))
+        sides = [side for side in (above, below) if side is not None and len(side[0])]
+        if parameter.group != "appearance" and sides and all(_is_pose(basis, side) for side in sides):
+            parameter = replace(parameter, group="pose")
+        numbers = []
+        for side in (above, below):
+            numbers.append(None if side is None else len(rows))
+            if side is not None:
+                rows.append(side)
+        entries.append(_entry(parameter, *numbers))
+    return entries, rows
 
 
 def _entry(parameter: Parameter, shape: int | None, negative_shape: int | None) -> dict[str, Any]:

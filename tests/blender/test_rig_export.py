@@ -626,3 +626,19 @@ def test_closing_the_steps_leaves_no_file_and_no_change(tmp_path):
     steps.close()
     assert list(tmp_path.iterdir()) == []
     assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.6)
+
+
+def test_a_rig_that_was_proven_is_not_compared_again_but_a_changed_one_is(tmp_path):
+    head = rigs.add_head()
+
+    def checks() -> int:
+        steps = export_steps(str(tmp_path / "rig.npz"), scratch=True)
+        return sum(1 for step in steps if isinstance(step, tuple) and step[2].startswith("Checking"))
+
+    assert checks() > 0
+    assert checks() == 0
+    head.modifiers.new("Wave", "WAVE")
+    assert checks() > 0, "a modifier is no part of the hash, and may bend the shapes"
+    head.modifiers.clear()
+    head.data.shape_keys.key_blocks["jawOpen"].points[0].co.x += 0.01
+    assert checks() > 0
