@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import selectors
 import signal
 import socket
 import struct
@@ -186,7 +187,23 @@ def test_large_frames_only_after_the_hello(pair, trusted):
             until(lambda: connection.receive(soon()))
 
 
-def test_nobody_there(listener):
+@pytest.fixture(params=["poll", "select"])
+def waiting_by(request, monkeypatch):
+    """Both ways to ask whether an attempt is over: Windows has no poll."""
+    if request.param == "select":
+        monkeypatch.delattr(selectors, "PollSelector", raising=False)
+    return request.param
+
+
+def test_somebody_there(listener, waiting_by):
+    connection = Connection(listener.getsockname()[1])
+    until(connection.connect)
+    assert connection.is_open
+    connection.close()
+    assert not connection.is_open
+
+
+def test_nobody_there(listener, waiting_by):
     port = listener.getsockname()[1]
     listener.close()
 
