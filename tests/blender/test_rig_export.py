@@ -628,7 +628,8 @@ def test_closing_the_steps_leaves_no_file_and_no_change(tmp_path):
     assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.6)
 
 
-def test_a_rig_that_was_proven_is_not_compared_again_but_a_changed_one_is(tmp_path):
+def test_a_rig_that_was_proven_is_not_compared_again_but_a_changed_one_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("blender_addon.rig.export._proven", set())
     head = rigs.add_head()
 
     def checks() -> int:
