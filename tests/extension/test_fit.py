@@ -288,3 +288,28 @@ def test_new_file_cancels_what_runs(head, photo, status, addon):
     bpy.ops.wm.read_homefile(use_empty=True, use_factory_startup=True)
     assert flow.state == "cancelled"
     assert PACKAGE in bpy.context.preferences.addons
+
+
+def test_an_unknown_rig_of_several_meshes_gets_landmarks_and_moves_together(head, photo, status):
+    """Another rig than the default head: its landmarks are found on renders of a copy; a second mesh follows."""
+    head.data.shape_keys.key_blocks["jawOpen"].name = "mouth wide"
+    bpy.ops.mesh.primitive_uv_sphere_add(radius=0.004, location=(0.2, 0, 0))
+    stone = bpy.context.view_layer.objects.active
+    stone.shape_key_add(name="Basis")
+    stone.shape_key_add(name="mouth wide").value = 0.0
+    stone.data.shape_keys.key_blocks["mouth wide"].data[0].co.z += 0.01
+    stone.select_set(False)
+    head.select_set(True)
+    bpy.context.view_layer.objects.active = head
+    assert fit(check=False) is None
+    result = status.result
+    assert result.objects == [head.name, stone.name]
+    assert result.photos[0].error_percent < 5
+    wide = head.data.shape_keys.key_blocks["mouth wide"].value
+    assert wide > 0.05
+    assert stone.data.shape_keys.key_blocks["mouth wide"].value == wide
+    bpy.ops.rigfit.revert()
+    assert stone.data.shape_keys.key_blocks["mouth wide"].value == 0.0
+    # The second time it is known: no search for landmarks.
+    assert fit(check=False) is None
+    assert status.result.seconds < 10
