@@ -28,6 +28,7 @@ ADDRESS_LIMIT = 64 << 10
 # The log takes whatever the backend prints; one that prints without end must not fill the disk.
 LOG_LIMIT = 32 << 20
 LOG_CHECK_S = 1.0
+LAST_WORDS_BYTES = 64 << 10
 LAST_WORDS_LENGTH = 200
 
 _WINDOWS_FLAGS = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
@@ -143,15 +144,17 @@ class BackendProcess:
         self._remove_folder()
 
     def last_words(self) -> str:
-        """The last line that the child printed, cut to a readable length; empty if there is none."""
+        """The last line that the child printed, or what it crashed of, cut to a readable length; empty if there is none."""
         try:
             with open(self.log_path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS_BYTES))
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        spoken = ["".join(c for c in line if c.isprintable()).strip() for line in lines]
-        return next((line for line in reversed(spoken) if line), "")[:LAST_WORDS_LENGTH]
+        spoken = [line for line in ("".join(c for c in line if c.isprintable()).strip() for line in lines) if line]
+        # A crash in C code is followed by where it happened (faulthandler), which says less.
+        crashes = [line for line in spoken if line.startswith("Fatal Python error:")]
+        return (crashes or spoken or [""])[-1][:LAST_WORDS_LENGTH]
 
     def _end_group(self) -> None:
         # Windows: the interpreter of a virtual environment ends with its launcher, and the Blenders that it started when

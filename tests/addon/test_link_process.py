@@ -195,6 +195,13 @@ def test_the_last_words(start):
     assert one.last_words() == ""
 
 
+@POSIX
+def test_a_crash_in_c_code_tells_what_it_was(start):
+    one = start("import faulthandler, ctypes; faulthandler.enable(); print('well'); ctypes.string_at(0)")
+    assert ended(one) == -signal.SIGSEGV
+    assert one.last_words() == "Fatal Python error: Segmentation fault"
+
+
 def test_last_words_are_short(start):
     one = start("print('y' * 100000, end='')")
     assert ended(one) == 0
