@@ -425,7 +425,9 @@ def _progress(state: State, params: Any) -> Outcome:
     done, total = params.get("done"), params.get("total")
     if params.get("id") != running.id or type(done) is not int or type(total) is not int:
         return state, ()
-    progress = (max(0, done), max(0, total), clean_text(params.get("text", "")))
+    text = clean_text(params.get("text", ""))
+    # The backend's command line writes its steps small; the panel's phrases begin large.
+    progress = (max(0, done), max(0, total), text[:1].upper() + text[1:])
     if progress == state.progress:
         return state, ()
     return replace(state, progress=progress), (Progressed(running.ticket, progress),)

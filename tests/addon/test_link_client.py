@@ -163,7 +163,7 @@ def test_progress_is_seen_and_told_as_news(desk):
         if ticket.progress[2] and ticket.progress not in seen:
             seen.append(ticket.progress)
         time.sleep(0.002)
-    assert seen == [(i, 5, f"step {i}") for i in range(5)]
+    assert seen == [(i, 5, f"Step {i}") for i in range(5)]
     assert ticket.result == {"steps": 5}
     one.look()
     assert [one.look() for _ in range(5)] == [False] * 5

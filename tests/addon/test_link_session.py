@@ -145,7 +145,7 @@ def test_from_the_first_request_to_its_answer():
     assert effects[0] == Trust()
     assert wire(effects) == [("fit", 3, {"a": 1})]
     assert effects[-1] == Began(1)
-    note = {"jsonrpc": "2.0", "method": "progress", "params": {"id": 3, "done": 1, "total": 4, "text": "Looking"}}
+    note = {"jsonrpc": "2.0", "method": "progress", "params": {"id": 3, "done": 1, "total": 4, "text": "looking"}}
     state, effects = step(state, Received(3.4, note))
     assert effects == (Progressed(1, (1, 4, "Looking")),)
     assert describe(state, 3.4) == "Looking"
@@ -520,7 +520,7 @@ def test_silence_is_said_and_is_not_death():
         state, Received(50.0, {"method": "progress", "params": {"id": 3, "done": 1, "total": 2, "text": "on"}})
     )
     assert answering(state, 79.0)
-    assert describe(state, 79.0) == "on"
+    assert describe(state, 79.0) == "On"
 
 
 def test_rest_is_not_silence():
