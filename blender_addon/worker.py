@@ -146,6 +146,7 @@ _PARAMETER_TYPES: dict[str, tuple[type, ...]] = {
     "out": (str,),
     "spec": (str,),
     "description": (str,),
+    "metres_per_unit": (int, float),
     "objects": (list, type(None)),
     "hide": (list, type(None)),
     "values": (dict,),
@@ -236,6 +237,47 @@ def file_new() -> dict:
 
     bpy.ops.wm.read_factory_settings(use_empty=True)
     return {}
+
+
+def file_append(path: str, objects: list[str], metres_per_unit: float = 1.0) -> dict:
+    """The named objects of a library file, with all they use, in an otherwise empty scene. -> {"objects": their names}.
+
+    metres_per_unit: of the scene that they come from. Scripts in the file are not run.
+    RigError file_missing, file_unreadable, file_newer, object_missing (after which an empty scene is open).
+    """
+    import math
+
+    import bpy
+
+    from .messages import RigError
+
+    if not (math.isfinite(metres_per_unit) and metres_per_unit > 0):
+        raise RigError("bad_request", method="file.append", reason="metres_per_unit must be above 0")
+    if not os.path.isfile(path):
+        raise RigError("file_missing", path=path)
+    file_new()
+    scene = bpy.context.scene
+    scene.unit_settings.system = "METRIC"
+    scene.unit_settings.scale_length = metres_per_unit
+    try:
+        with bpy.data.libraries.load(os.path.abspath(path), link=False) as (source, target):
+            present = set(source.objects)
+            target.objects = [name for name in objects if name in present]
+    except (OSError, RuntimeError) as error:
+        raise RigError("file_unreadable", path=path, reason=_reason(error)) from None
+    saved = max((tuple(library.version)[:2] for library in bpy.data.libraries), default=(0, 0))
+    running = tuple(bpy.app.version)[:2]
+    missing = [name for name in objects if name not in present]
+    if saved > running:
+        file_new()
+        raise RigError("file_newer", path=path, saved=_dotted(saved), running=_dotted(running))
+    if missing:
+        file_new()
+        raise RigError("object_missing", objects=", ".join(missing))
+    for item in target.objects:
+        scene.collection.objects.link(item)
+    bpy.context.view_layer.update()
+    return {"objects": [item.name for item in target.objects]}
 
 
 def file_save(path: str) -> dict:
@@ -343,6 +385,7 @@ HANDLERS: dict[str, Callable[..., dict]] = {
     "ping": ping,
     "file.open": file_open,
     "file.new": file_new,
+    "file.append": file_append,
     "file.save": file_save,
     "head.build": head_build,
     "rig.export": rig_export,
@@ -353,7 +396,7 @@ HANDLERS: dict[str, Callable[..., dict]] = {
 }
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Blender's own words without the prefix 'Error:' and without line ends."""
     lines = [line.removeprefix("Error: ").strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else "no reason given"

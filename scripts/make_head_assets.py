@@ -18,7 +18,7 @@ from rigfit.blender.worker import BlenderWorker
 from rigfit.console import progress_bar, say, with_exit_codes
 from rigfit.fitting.calibrate import calibrate
 from rigfit.photo.landmarks import MediapipeDetector
-from rigfit.rig import default_rig
+from rigfit.rig import default_rig, known_rigs
 from rigfit.rig.embedding import embed_landmarks
 from rigfit.rig.spec import RigSpec
 
@@ -55,8 +55,8 @@ def main() -> None:
             blender=blender,
             progress=progress,
         )
-    target = Path(__file__).parents[1] / "backend" / "rigfit" / "assets" / default_rig.SHIPPED
-    default_rig.write_shipped(spec.with_detector(model.to_arrays(), {"samples": model.samples}), target)
+    target = Path(__file__).parents[1] / "backend" / "rigfit" / "assets" / known_rigs.SHIPPED
+    known_rigs.write_shipped(spec.with_detector(model.to_arrays(), {"samples": model.samples}), target)
     say(f"{target}: {model.samples} renders, {target.stat().st_size / 1e6:.1f} MB")
 
 

@@ -120,28 +120,36 @@ def _count(value: object) -> int:
 
 
 def _embed(worker: BlenderWorker, spec_path: Path) -> None:
-    """The landmarks of the rig that is open in `worker`: the shipped ones for the default head, else found on it."""
-    from rigfit.rig.default_rig import shipped_landmarks
+    """The landmarks of the rig that is open in `worker`: those that are known already, else found on it."""
+    from rigfit.rig.known_rigs import known_rig
     from rigfit.rig.spec import RigSpec
 
-    shipped = shipped_landmarks(RigSpec.load(spec_path))
-    if shipped is None:
+    known = known_rig(RigSpec.load(spec_path))
+    if known is None:
         _find_landmarks(worker, spec_path)
         return
-    shipped.save(spec_path)
-    say(f"{spec_path}: this is the default head; its landmarks and detector model come with rigfit")
+    spec, origin = known
+    spec.save(spec_path)
+    if origin == "shipped":
+        say(f"{spec_path}: this is the default head; its landmarks and detector model come with rigfit")
+    else:
+        what = "landmarks and detector model are" if spec.detector else "landmarks are"
+        say(f"{spec_path}: this rig's {what} known from before (`rigfit rig landmarks` looks for them anew)")
 
 
 def _find_landmarks(worker: BlenderWorker, spec_path: Path) -> None:
     """Find the landmarks on the rig that is open in `worker` and write them into its spec."""
     from rigfit.photo.landmarks import MediapipeDetector
     from rigfit.rig.embedding import embed_landmarks
+    from rigfit.rig.known_rigs import keep
     from rigfit.rig.spec import RigSpec
 
     spec = RigSpec.load(spec_path)
     with progress_bar("landmarks") as progress:
         embedding = embed_landmarks(worker, spec_path, MediapipeDetector(), progress)
-    spec.with_landmarks(embedding).save(spec_path)
+    found_spec = spec.with_landmarks(embedding)
+    found_spec.save(spec_path)
+    keep(found_spec)
     found = embedding.triangle >= 0
     confidence = embedding.confidence[found].mean()
     say(f"{spec_path}: {int(found.sum())} of {len(found)} landmarks embedded, mean confidence {confidence:.2f}")
@@ -181,6 +189,7 @@ def rig_calibrate(
     from rigfit.blender.locate import locate
     from rigfit.fitting.calibrate import calibrate
     from rigfit.photo.landmarks import MediapipeDetector
+    from rigfit.rig.known_rigs import keep
     from rigfit.rig.spec import RigSpec
 
     rig = RigSpec.load(spec)
@@ -190,7 +199,9 @@ def rig_calibrate(
             folder=work or spec.with_suffix(".calibration"), blender=locate(blender), progress=progress,
         )  # fmt: skip
     about = {"samples": model.samples, "seed": seed, "size_px": size_px, "cycles_samples": samples}
-    rig.with_detector(model.to_arrays(), about).save(spec)
+    calibrated = rig.with_detector(model.to_arrays(), about)
+    calibrated.save(spec)
+    keep(calibrated)
     noise = 100 * (model.noise_diagonal + (model.noise_factor**2).sum(axis=1)) ** 0.5
     say(f"{spec}: detector calibrated on {model.samples} renders; noise left {noise.mean():.2f} % of the eye distance")
 
@@ -285,6 +296,21 @@ def demo(
         done = run_fit(job, progress)
     for line in done.summary():
         say(line)
+
+
+@app.command()
+def serve(
+    address_file: Annotated[Path, typer.Option(help="Where to write at which port it listens.")],
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Run by hand in a terminal: the address file holds the token, too.")
+    ] = False,
+    idle_s: Annotated[float, typer.Option(min=1, help="End after so long without a client, in seconds.")] = 1800.0,
+    log: Annotated[Optional[Path], typer.Option(help="Log file. Default: in the user's cache folder.")] = None,  # noqa: UP045
+) -> None:
+    """Answer Blender's add-on over a local socket (docs/protocol.md). The add-on starts this by itself."""
+    from rigfit.server.process import serve as run
+
+    run(address_file, attach=attach, idle_s=idle_s, log_path=log)
 
 
 @app.command()

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rigfit.bench.report import describe_machine
+from rigfit.blender.locate import locate
+from rigfit.blender.worker import BlenderWorker
 from rigfit.errors import UserError
 
 Status = Literal["ok", "warning", "failed"]
@@ -58,23 +61,33 @@ def run(
     return int(any(check.status == "failed" for check in checks))
 
 
-def run_checks(*, blender: str | os.PathLike[str] | None = None, folder: Path | None = None) -> list[Check]:
+def run_checks(
+    *,
+    blender: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
+    open_blender: Callable[[str | os.PathLike[str] | None], AbstractContextManager[BlenderWorker]] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Check]:
     """All checks, in the order in which they are shown. A check that breaks is a failed check, never an exception.
 
     blender: as for `rigfit.blender.locate.locate`. folder: where results will be written (default: the current one).
+    open_blender: finds and starts the Blender that `blender` names. progress: called before each check.
     """
+    open_blender = open_blender or (lambda named: BlenderWorker(locate(named)))
     folder = folder or Path.cwd()
     steps: list[tuple[str, Callable[[], Iterable[Check]]]] = [
         ("Python", _python),
         ("packages", _packages),
         ("face detector", _face_detector),
-        ("Blender", lambda: _blender(blender)),
+        ("Blender", lambda: _blender(open_blender(blender))),
         ("head assets", _head_assets),
         ("disk", lambda: _disk({folder, Path(tempfile.gettempdir())})),
         ("machine", _machine),
     ]
     checks: list[Check] = []
-    for name, step in steps:
+    for done, (name, step) in enumerate(steps):
+        if progress:
+            progress(done, len(steps), f"checking {name}")
         try:
             checks.extend(step())
         except UserError as error:
@@ -168,13 +181,11 @@ def _face_detector() -> Iterable[Check]:
     yield Check("face detector", "ok", f"{', '.join(loaded)} and the mesh of 478 points load and run")
 
 
-def _blender(named: str | os.PathLike[str] | None) -> Iterable[Check]:
-    from rigfit.blender.locate import locate
-    from rigfit.blender.worker import BlenderWorker
-
-    blender = locate(named)
-    with BlenderWorker(blender) as worker:
+def _blender(opening: AbstractContextManager[BlenderWorker]) -> Iterable[Check]:
+    with opening as worker:
         answer = worker.call("ping")
+        blender = worker.blender
+    assert blender is not None
     what = "bpy in" if blender.kind == "bpy" else "executable"
     yield Check("Blender", "ok", f"{answer['blender_version']} ({what} {blender.path}), answers")
 

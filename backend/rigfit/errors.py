@@ -16,3 +16,7 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.kind = kind
+
+
+class Cancelled(BaseException):
+    """Nobody wants the result any more. Like KeyboardInterrupt it passes every handler of errors on its way out."""

@@ -13,10 +13,32 @@ from typing import Any
 from rigfit.errors import UserError
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], *, parents: bool = False) -> None:
+def user_cache() -> Path:
+    """rigfit's folder in the user's cache: what can be made again."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "rigfit"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and try whether it can be written. UserError kind ``file_unwritable``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".rigfit-probe"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"The folder {folder} cannot be written ({error.strerror}): choose another.", kind="file_unwritable"
+        ) from None
+
+
+def write_atomically(
+    path: Path, write: Callable[[Path], object], *, parents: bool = False, mode: int | None = None
+) -> None:
     """Call `write` with a temporary path in the same folder, flush it to disk and rename it to `path`.
 
     parents: make the missing folders. The temporary name keeps the suffix, by which some writers choose the format.
+    mode: the file's permissions, by default what the user's mask leaves; until the rename they are 0600.
     Raises UserError kind ``file_unwritable`` when the folder or the disk does not take it; the old file stays.
     """
     path = Path(path)
@@ -30,9 +52,11 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, parents: bo
         write(temporary)
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
+        if mode is None:
+            mask = os.umask(0)
+            os.umask(mask)
+            mode = 0o666 & ~mask
+        temporary.chmod(mode)
         temporary.replace(path)
         temporary = None
     except OSError as error:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -35,7 +36,7 @@ LOG_TAIL_LINES = 15
 Progress = Callable[[int, int, str], None]
 
 # Methods that replace the open scene: what stood before is of no interest to a restarted child.
-_SCENE_METHODS = ("file.open", "file.new", "head.build")
+_SCENE_METHODS = ("file.open", "file.new", "file.append", "head.build")
 
 
 class BlenderWorker:
@@ -47,8 +48,10 @@ class BlenderWorker:
     log: file for everything Blender prints. By default a temporary file, deleted after a clean end and kept, and named
         in the error, when the child dies or fails.
     command: the child's command line instead of the one made from `blender` (for tests of the protocol).
+    low_priority: the child leaves the processor to what the user looks at.
 
     The child ends with the context, on any exception (Ctrl-C included), and when this process dies.
+    `interrupt` is the one method for other threads.
     """
 
     def __init__(
@@ -58,12 +61,15 @@ class BlenderWorker:
         recycle_after: int | None = None,
         log: Path | None = None,
         command: list[str] | None = None,
+        low_priority: bool = False,
     ) -> None:
         if recycle_after is not None and recycle_after < 1:
             raise ValueError("recycle_after must be at least 1")
         self._blender = blender
         self._command = command
         self._recycle_after = recycle_after
+        self._low_priority = low_priority
+        self._interrupted = False
         self._keep_log = log is not None
         self._log_path = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,6 +96,11 @@ class BlenderWorker:
         return self._log_path
 
     @property
+    def blender(self) -> Blender | None:
+        """Which Blender it is; None until the start if it is to be looked for."""
+        return self._blender
+
+    @property
     def pid(self) -> int | None:
         """Process id of the child, None when it is not running."""
         return None if self._process is None else self._process.pid
@@ -98,9 +109,18 @@ class BlenderWorker:
         """Start the child and wait for its hello. UserError (blender_cannot_start, …) if it does not come."""
         if self._process is not None:
             return
+        if self._interrupted:
+            raise _interruption()
         if self._command is None and self._blender is None:
             self._blender = locate()
         command = self._command or command_line(self._blender)  # type: ignore[arg-type]
+        environment = child_environment(Path(command[0]))
+        flags = 0
+        if self._low_priority:
+            flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
+            # Not afterwards: the priority is each thread's own, and Blender starts its threads at once.
+            nice = shutil.which("nice") if os.name == "posix" else None
+            command = [nice, "-n", "10", *command] if nice else command
         if self._log_path is None:
             handle, name = tempfile.mkstemp(prefix="rigfit-blender-", suffix=".log")
             os.close(handle)
@@ -113,7 +133,8 @@ class BlenderWorker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=child_environment(Path(command[0])),
+                    env=environment,
+                    creationflags=flags,
                     # Its own group: Ctrl-C in the terminal reaches this process alone, which then ends the child.
                     start_new_session=True,
                 )
@@ -123,6 +144,9 @@ class BlenderWorker:
                 f"{command[0]} cannot be started ({error.strerror}).", kind="blender_cannot_start"
             ) from None
         self._incoming = incoming
+        if self._interrupted:
+            # It came before there was a child to end.
+            _kill_group(self._process)
         threading.Thread(target=_pump, args=(self._process.stdout, incoming), daemon=True).start()
         try:
             self._wait_for_hello()
@@ -147,6 +171,13 @@ class BlenderWorker:
         with contextlib.suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]
         self._discard_log()
+
+    def interrupt(self) -> None:
+        """End the child at once, from any thread and for good; what waits for it raises UserError blender_interrupted."""
+        self._interrupted = True
+        process = self._process
+        if process is not None and process.poll() is None:
+            _kill_group(process)
 
     def restart(self) -> None:
         """End the child, start another and bring the scene back to what the calls so far made of it."""
@@ -288,6 +319,8 @@ class BlenderWorker:
     # --- errors -------------------------------------------------------------------------------------------------------
 
     def _start_failure(self, said: str) -> UserError:
+        if self._interrupted:
+            return _interruption()
         text = f"{said}\n{self._log_tail()}"
         if library := missing_library_message(text):
             return UserError(library, kind="blender_cannot_start")
@@ -300,6 +333,9 @@ class BlenderWorker:
         return UserError(f"Blender could not start ({self._log_path}): {_last_line(text)}", kind="blender_cannot_start")
 
     def _death(self, method: str) -> UserError:
+        if self._interrupted:
+            self.close(at_once=True)
+            return _interruption()
         process = self._process
         code = None
         if process is not None:
@@ -364,12 +400,20 @@ def _pump(pipe: Any, incoming: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    _kill_group(process)
+    process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if os.name == "posix":
         # The group: a `blender` that is a shell script has the real one as its child.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
-    process.wait()
+
+
+def _interruption() -> UserError:
+    return UserError("Blender was interrupted.", kind="blender_interrupted")
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,11 @@ from PIL import Image, ImageDraw, ImageFont
 from rigfit.files import write_atomically
 from rigfit.fitting.fit_photos import SeenFace, face_crop
 from rigfit.fitting.result import FitResult
+from rigfit.photo.face import FaceLandmarks
+from rigfit.render.camera import Camera
 
 PANEL_PX, GAP_PX, LINE_PX = 480, 8, 20
+OVERLAY = 0.72
 INK, PAPER, DETECTED, FITTED = (235, 235, 235), (28, 28, 30), (90, 220, 255), (255, 170, 60)
 
 
@@ -21,20 +24,15 @@ def comparison(
     seen: SeenFace, result: FitResult, index: int, fitted_px: np.ndarray, render: Path | None
 ) -> Image.Image:
     """One picture for photo `index`. fitted_px: (478,2) landmarks of the fit in the photo, pixels, NaN where unused."""
-    _, square = face_crop(result.photos[index].camera, seen.face.box_px, PANEL_PX)
-    crop = _crop(seen.photo.image, square, PANEL_PX)
-    scale = PANEL_PX / square[2]
-    panels = [("photo", crop), ("landmarks: detected, fitted", _with_points(crop, seen, square, scale, fitted_px))]
+    camera = result.photos[index].camera
+    crop = face_picture(seen, camera, PANEL_PX)
+    marked = with_landmarks(crop, seen.face, camera, fitted_px)
+    panels = [("photo", crop), ("landmarks: detected, fitted", marked)]
     if render is not None:
-        with Image.open(render) as opened:
-            layer = opened.convert("RGBA").resize((PANEL_PX, PANEL_PX), Image.Resampling.LANCZOS)
+        layer = read_render(render).resize((PANEL_PX, PANEL_PX), Image.Resampling.LANCZOS)
         alone = Image.new("RGBA", layer.size, (*(70, 72, 76), 255))
         alone.alpha_composite(layer)
-        over = crop.convert("RGBA")
-        faded = layer.copy()
-        faded.putalpha(layer.getchannel("A").point(lambda a: int(a * 0.72)))
-        over.alpha_composite(faded)
-        panels += [("render", alone.convert("RGB")), ("render over photo", over.convert("RGB"))]
+        panels += [("render", alone.convert("RGB")), ("render over photo", render_over(layer, crop))]
     width = len(panels) * (PANEL_PX + GAP_PX) + GAP_PX
     lines = _lines(result, index, len(panels))
     sheet = Image.new("RGB", (width, PANEL_PX + 2 * GAP_PX + 36 + LINE_PX * len(lines)), PAPER)
@@ -75,22 +73,40 @@ def _lines(result: FitResult, index: int, panels: int) -> list[str]:
     return lines + photo.warnings[:1]
 
 
-def _crop(image: np.ndarray, square: np.ndarray, size_px: int) -> Image.Image:
-    """The square of the photo, resampled; black outside the photo."""
-    x, y, side = square
+def face_picture(seen: SeenFace, camera: Camera, size_px: int) -> Image.Image:
+    """The square around the face, (size_px, size_px) RGB; black outside the photo. camera: the fitted one."""
+    _, (x, y, side) = face_crop(camera, seen.face.box_px, size_px)
     left, top = int(np.floor(x)), int(np.floor(y))
     extent = int(np.ceil(side)) + 2
     canvas = Image.new("RGB", (extent, extent))
-    canvas.paste(Image.fromarray(image), (-left, -top))
+    canvas.paste(Image.fromarray(seen.photo.image), (-left, -top))
     box = (x - left, y - top, x - left + side, y - top + side)
     return canvas.resize((size_px, size_px), Image.Resampling.LANCZOS, box=box)
 
 
-def _with_points(crop: Image.Image, seen: SeenFace, square, scale: float, fitted_px: np.ndarray) -> Image.Image:
-    picture = crop.copy()
+def with_landmarks(picture: Image.Image, face: FaceLandmarks, camera: Camera, fitted_px: np.ndarray) -> Image.Image:
+    """A `face_picture` with the detected landmarks and the (478,2) fitted ones (pixels of the photo) drawn in."""
+    _, square = face_crop(camera, face.box_px, picture.width)
+    picture = picture.copy()
     draw = ImageDraw.Draw(picture)
-    for points, colour, radius in ((seen.face.points_px, DETECTED, 1.6), (fitted_px, FITTED, 1.1)):
-        for x, y in (points - square[:2]) * scale:
+    grown = picture.width / PANEL_PX
+    for points, colour, radius in ((face.points_px, DETECTED, 1.6 * grown), (fitted_px, FITTED, 1.1 * grown)):
+        for x, y in (points - square[:2]) * (picture.width / square[2]):
             if np.isfinite(x) and np.isfinite(y):
                 draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
     return picture
+
+
+def read_render(path: Path) -> Image.Image:
+    """A render of `fit_photos.verify`, RGBA with straight alpha."""
+    with Image.open(path) as opened:
+        return opened.convert("RGBA")
+
+
+def render_over(render: Image.Image, picture: Image.Image) -> Image.Image:
+    """The render, a little faded, over the `face_picture` of the same size; RGB."""
+    over = picture.convert("RGBA")
+    faded = render.copy()
+    faded.putalpha(render.getchannel("A").point(lambda a: int(a * OVERLAY)))
+    over.alpha_composite(faded)
+    return over.convert("RGB")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from rigfit.fitting.result import FitResult, ParameterResult, PhotoResult, Verif
 from rigfit.photo import mesh478
 from rigfit.photo.landmarks import FaceLandmarks, LandmarkDetector, detect_face, load_landmark_file
 from rigfit.photo.load import Photo, load_photo
-from rigfit.render.camera import Camera
+from rigfit.render.camera import FULL_FRAME_WIDTH_MM, Camera
 from rigfit.rig.spec import RigSpec
 
 PROFILE_DEG, STEEP_DEG, LOW_COVERAGE, LARGE_ERROR_PERCENT = 45.0, 30.0, 0.7, 6.0
 VERIFY_SIZE_PX, VERIFY_SAMPLES = 512, 32
 # The verification looks at a square around the face, this many times the size of its box.
 CROP_MARGIN = 1.9
+
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,17 @@ def see_face(
     return SeenFace(photo, found, found.faces_found)
 
 
-def observe(seen: SeenFace, focal_px: float | None = None) -> Observation:
-    """What the solver needs to know of a photo."""
+def observe(seen: SeenFace, focal_mm: float | None = None) -> Observation:
+    """What the solver needs to know of a photo. focal_mm: 35 mm equivalent, where the user knows better than the file.
+
+    UserError kind ``bad_focal_length``.
+    """
     height, width = seen.photo.image.shape[:2]
+    focal_px = None
+    if focal_mm is not None:
+        if not 5 <= focal_mm <= 2000:
+            raise UserError(f"{focal_mm:g} mm is no focal length: 20 to 200 is usual.", kind="bad_focal_length")
+        focal_px = focal_mm * max(width, height) / FULL_FRAME_WIDTH_MM
     weight = np.where(seen.face.visible, 1.0, 0.35)
     return Observation(seen.face.points_px, weight, width, height, focal_px or seen.photo.focal_px, seen.face.depth)
 
@@ -61,11 +71,12 @@ def fit_seen_faces(
     config: LandmarkFitConfig | None = None,
     locked: Mapping[str, float] | None = None,
     initial: Mapping[str, float] | None = None,
-    focal_px: float | None = None,
+    focal_mm: float | None = None,
+    check: Callable[[], None] | None = None,
 ) -> tuple[FitResult, LandmarkFit]:
-    """Fit one person seen in one or more photos. UserError as `fit_landmarks`."""
+    """Fit one person seen in one or more photos. UserError as `observe` and `fit_landmarks`."""
     start = time.perf_counter()
-    fit = fit_landmarks(spec, [observe(s, focal_px) for s in seen], config, locked, initial)
+    fit = fit_landmarks(spec, [observe(s, focal_mm) for s in seen], config, locked, initial, check)
     seconds = time.perf_counter() - start
     parameters = {
         p.name: ParameterResult(
@@ -78,6 +89,8 @@ def fit_seen_faces(
         for j, p in enumerate(spec.parameters)
     }
     photos = [_photo_result(spec, s, f) for s, f in zip(seen, fit.photos, strict=True)]
+    if focal_mm is not None:
+        photos = [replace(photo, focal_from="given") for photo in photos]
     return FitResult(spec.rig_hash, "landmarks", parameters, photos, seconds, list(spec.warnings)), fit
 
 
@@ -96,7 +109,8 @@ def _photo_result(spec: RigSpec, seen: SeenFace, fit: PhotoFit) -> PhotoResult:
         )
     if seen.faces_found > 1:
         warnings.append(
-            f"{seen.faces_found} faces found, the chosen one is {seen.face.width_px:.0f} px wide; --face N takes another."
+            f"{seen.faces_found} faces found, the chosen one is {seen.face.width_px:.0f} px wide; "
+            "another can be chosen by its number."
         )
     height, width = seen.photo.image.shape[:2]
     expression = {p.name: float(fit.values[j]) for j, p in enumerate(spec.parameters) if p.group == "expression"}
@@ -136,17 +150,26 @@ def face_crop(
 def verify(
     worker: BlenderWorker,
     spec_path: Path,
-    result: FitResult,
-    seen: Sequence[SeenFace],
+    values: Mapping[str, float],
+    camera: Camera,
+    face: FaceLandmarks,
     detector: LandmarkDetector,
-    photo: int,
     out: Path,
+    *,
     light: Mapping[str, Any] | None = None,
-) -> FitResult:
-    """Apply photo `photo`'s parameters to the rig open in `worker`, render it around the face to `out`, detect, compare."""
+    gpu: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """Apply `values` to the rig open in `worker`, render it around the face to `out`, detect, compare.
+
+    camera: the fitted one of the photo. face: what was detected in the photo. progress: called before each step.
+    """
     start = time.perf_counter()
-    worker.call("rig.apply", spec=str(spec_path), values=result.values(photo))
-    camera, square = face_crop(result.photos[photo].camera, seen[photo].face.box_px)
+    say = progress or (lambda done, total, text: None)
+    say(0, 3, "applying the parameters")
+    worker.call("rig.apply", spec=str(spec_path), values=dict(values))
+    camera, square = face_crop(camera, face.box_px)
+    say(1, 3, "rendering")
     worker.call(
         "studio.render",
         camera=camera.to_json(),
@@ -155,23 +178,21 @@ def verify(
         light=light,
         denoise=True,
         transparent=True,
+        gpu=gpu,
         out=str(out),
     )
+    say(2, 3, "looking at the render")
     error = None
     try:
         on_render = detect_face(load_photo(out), detector)
     except UserError:
         on_render = None
     if on_render is not None:
-        wanted = (seen[photo].face.points_px - square[:2]) * (camera.width / square[2])
+        wanted = (face.points_px - square[:2]) * (camera.width / square[2])
         eyes = wanted[list(mesh478.OUTER_EYE_CORNERS)]
         both = np.isfinite(wanted).all(axis=1)
         distance = np.linalg.norm(on_render.points_px - wanted, axis=1)[both]
         error = 100 * float(distance.mean() / np.linalg.norm(eyes[0] - eyes[1]))
         error = error if np.isfinite(error) else None
-    return result.with_verification(
-        photo,
-        Verification(
-            on_render is not None, error, str(worker.hello.get("blender_version", "")), time.perf_counter() - start
-        ),
-    )
+    version = str(worker.hello.get("blender_version", ""))
+    return Verification(on_render is not None, error, version, time.perf_counter() - start)

@@ -26,7 +26,7 @@ weights (Lange et al. 1989, eq. 8: w = (ν + 2) / (ν + m²), m the Mahalanobis 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -248,10 +248,12 @@ class _Solver:
         config: LandmarkFitConfig,
         locked: Mapping[str, float],
         initial: Mapping[str, float],
+        check: Callable[[], None] | None = None,
     ) -> None:
         if not observations:
             raise UserError("No photo was given: name at least one.", kind="no_photo")
         self.config = config
+        self.check = check
         rig = prepare(spec, config.noise, config.prior_sd)
         self.frame, self.points, self.detector = rig.frame, rig.points, rig.assumed
         self.calibrated, self.learned = rig.calibrated, False
@@ -501,6 +503,8 @@ class _Solver:
         """Gauss–Newton over the free parameters and all poses; returns the number of steps."""
         damping, steps = 1e-3, 0
         for iteration in range(max_iterations):
+            if self.check is not None:
+                self.check()
             # Choosing outline points anew for ever could alternate between two choices and never end.
             if self.marching is not None and iteration < OUTLINE_STEPS:
                 for k, photo in enumerate(self.photos):
@@ -558,14 +562,16 @@ def fit_landmarks(
     config: LandmarkFitConfig | None = None,
     locked: Mapping[str, float] | None = None,
     initial: Mapping[str, float] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> LandmarkFit:
     """Fit one person to their photos.
 
     locked: parameters that keep the given value. initial: where to start (identity and expression by name).
+    check: called before each step; what it raises ends the fit.
     Raises UserError for an empty or unusable input. Values are always finite and inside their limits.
     """
     config = config or LandmarkFitConfig()
-    solver = _Solver(spec, observations, config, locked or {}, initial or {})
+    solver = _Solver(spec, observations, config, locked or {}, initial or {}, check)
     nothing = np.zeros(len(solver.names), bool)
     learned = solver.calibrated is not None
     assumed = prepare(spec, config.geometry_noise, config.prior_sd).assumed

@@ -12,12 +12,12 @@ from pathlib import Path
 from rigfit.blender.locate import Blender, locate
 from rigfit.blender.worker import BlenderWorker
 from rigfit.errors import UserError
+from rigfit.files import make_folder
 from rigfit.fitting.compare import comparison, save_comparison
 from rigfit.fitting.fit_photos import fit_seen_faces, see_face, verify
 from rigfit.fitting.landmark_fit import LandmarkFitConfig
 from rigfit.fitting.result import FitResult
 from rigfit.photo.landmarks import MediapipeDetector
-from rigfit.render.camera import FULL_FRAME_WIDTH_MM
 from rigfit.rig.default_rig import cache_folder, default_rig
 from rigfit.rig.embedding import embed_landmarks
 from rigfit.rig.spec import RigSpec
@@ -92,7 +92,7 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
         raise UserError(
             "A .blend without its rig spec: add --rig SPEC.npz, made by `rigfit rig export`.", kind="bad_option"
         )
-    _make_folder(job.out)
+    make_folder(job.out)
     needs_blender = job.rig is None or job.blend is not None
     found = locate(job.blender) if needs_blender else None
     blend, spec_path = job.blend, job.rig
@@ -108,11 +108,6 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
         progress(2, STEPS, f"looking at {path.name}")
         file = job.landmark_files[i] if job.landmark_files else None
         seen.append(see_face(path, detector, face=job.face, landmark_file=file))
-    focal_px = None
-    if job.focal_mm is not None:
-        if not 5 <= job.focal_mm <= 2000:
-            raise UserError(f"--focal-mm {job.focal_mm:g} is no focal length: 20 to 200 is usual.", kind="bad_option")
-        focal_px = job.focal_mm * max(seen[0].photo.image.shape[:2]) / FULL_FRAME_WIDTH_MM
     initial = {}
     if job.initial is not None:
         before = FitResult.load(job.initial)
@@ -120,7 +115,7 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
         initial = before.values()
     progress(3, STEPS, "solving")
     result, fit = fit_seen_faces(
-        spec, seen, LandmarkFitConfig(solve=job.groups), _parse_locks(job.locks, spec), initial, focal_px
+        spec, seen, LandmarkFitConfig(solve=job.groups), _parse_locks(job.locks, spec), initial, job.focal_mm
     )
     fitted: Path | None = None
     renders: list[Path | None] = [None] * len(seen)
@@ -130,7 +125,9 @@ def run_fit(job: FitJob, progress: Progress) -> FitDone:
             worker.call("file.open", path=str(blend))
             for i in reversed(range(len(seen))):
                 render = job.out / (f"render-{i + 1}.png" if len(seen) > 1 else "render.png")
-                result = verify(worker, spec_path, result, seen, detector, i, render)
+                camera = result.photos[i].camera
+                check = verify(worker, spec_path, result.values(i), camera, seen[i].face, detector, render)
+                result = result.with_verification(i, check)
                 renders[i] = render
             fitted = job.out / "fitted.blend"
             worker.call("file.save", path=str(fitted))
@@ -162,7 +159,7 @@ def ensure_rig(
             return blend, rig
         except UserError:
             pass  # damaged: make it again
-    _make_folder(folder)
+    make_folder(folder)
     with BlenderWorker(blender) as worker:
         spec, complete = default_rig(worker, blend, rig, progress)
         if not complete:
@@ -174,24 +171,11 @@ def demo_photo(folder: Path) -> Path:
     """Write the demo photo (NASA's portrait of Eileen Collins, public domain) into `folder` and return its path."""
     from importlib import resources
 
-    _make_folder(folder)
+    make_folder(folder)
     target = folder / "photo.png"
     with resources.as_file(resources.files("rigfit") / "assets" / "astronaut.png") as source:
         shutil.copyfile(source, target)
     return target
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".rigfit-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"The folder {folder} cannot be written ({error.strerror}): choose another with --out.",
-            kind="file_unwritable",
-        ) from None
 
 
 def _parse_locks(locks: list[str], spec: RigSpec) -> dict[str, float]:

@@ -4,30 +4,25 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
-
 import rigfit
 from rigfit.blender.locate import addon_folder
 from rigfit.blender.worker import BlenderWorker
-from rigfit.files import write_atomically
+from rigfit.errors import UserError
+from rigfit.files import make_folder, user_cache
 from rigfit.rig import default_head
-from rigfit.rig.spec import LandmarkEmbedding, RigSpec
-
-# Landmark embedding and detector model of the default head, made by scripts/make_head_assets.py.
-SHIPPED = "default_head_landmarks.npz"
+from rigfit.rig.known_rigs import SHIPPED, shipped_landmarks
+from rigfit.rig.spec import RigSpec
 
 Progress = Callable[[int, int, str], None]
 
 
 def cache_folder() -> Path:
     """Where the default head is kept between runs: the user's cache folder, by what it is built from."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     made_by = [
         Path(default_head.__file__),
         addon_folder() / "rig" / "default_head.py",
@@ -35,7 +30,7 @@ def cache_folder() -> Path:
     ]
     with resources.as_file(resources.files("rigfit") / "assets" / SHIPPED) as shipped:
         key = hashlib.sha256(b"".join(path.read_bytes() for path in (*made_by, shipped) if path.exists()))
-    return Path(root) / "rigfit" / f"head-{rigfit.__version__}-{key.hexdigest()[:12]}"
+    return user_cache() / f"head-{rigfit.__version__}-{key.hexdigest()[:12]}"
 
 
 def build_default_blend(worker: BlenderWorker, out: Path, *, asymmetric: bool = False) -> None:
@@ -71,29 +66,22 @@ def default_rig(
     return shipped or spec, shipped is not None
 
 
-def shipped_landmarks(spec: RigSpec) -> RigSpec | None:
-    """The spec with the landmarks and detector model that come with rigfit; None if they belong to another rig."""
-    source = resources.files("rigfit") / "assets" / SHIPPED
-    if not source.is_file():
-        return None
-    with resources.as_file(source) as path, np.load(path, allow_pickle=False) as data:
-        arrays = {name: data[name] for name in data.files}
-    if str(arrays.pop("rig_hash")) != spec.rig_hash:
-        return None
-    embedding = LandmarkEmbedding(*(arrays.pop(f"landmark_{n}") for n in ("triangle", "barycentric", "confidence")))
-    detector = {name.removeprefix("detector_"): array for name, array in arrays.items()}
-    return spec.with_landmarks(embedding).with_detector(
-        detector, {"origin": "shipped with rigfit"} if detector else None
-    )
+def default_description(*, asymmetric: bool = False) -> Path:
+    """The head description of the default head in the user's cache, built on first use. UserError as `build_head`."""
+    path = cache_folder() / f"{'asymmetric-head' if asymmetric else 'head'}-{_assets_key()}.npz"
+    try:
+        default_head.HeadDescription.load(path)
+    except (UserError, OSError, ValueError):
+        # Missing or damaged: make it.
+        make_folder(path.parent)
+        default_head.build_head_description(path, asymmetric=asymmetric)
+    return path
 
 
-def write_shipped(spec: RigSpec, path: Path) -> None:
-    """Write the asset that `shipped_landmarks` reads, from a spec with landmarks and detector model."""
-    assert spec.landmarks is not None
-    arrays = {"rig_hash": np.array(spec.rig_hash)}
-    arrays |= {f"landmark_{name}": getattr(spec.landmarks, name) for name in ("triangle", "barycentric", "confidence")}
-    for name, array in spec.detector.items():
-        # Half precision carries far more than the noise of a regression on a thousand renders, at half the size.
-        half = name in ("response", "noise_factor")
-        arrays[f"detector_{name}"] = array.astype(np.float16) if half else array
-    write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
+def _assets_key() -> str:
+    """Changes with the folder of MakeHuman's assets and with its base mesh."""
+    folder = default_head.locate_assets()
+    mesh = (folder / "mpfb2" / "3dobjs" / "base.obj").stat()
+    return hashlib.sha256(
+        f"{folder}\n{mesh.st_size}\n{mesh.st_mtime_ns}".encode("utf-8", "surrogateescape")
+    ).hexdigest()[:12]
