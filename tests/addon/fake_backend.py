@@ -172,9 +172,10 @@ class Work:
     def half(self, *_: object) -> None:
         """Half an answer, then death."""
         whole = frame({"jsonrpc": "2.0", "id": self.number, "result": {"half": True}}, b"")
-        self.wire.raw(whole[: len(whole) // 2])
-        time.sleep(0.05)
-        os._exit(9)
+        with self.wire.lock:
+            self.wire.peer.sendall(whole[: len(whole) // 2])
+            time.sleep(0.05)
+            os._exit(9)
 
     def garbage(self, params: dict, *_: object) -> None:
         self.wire.raw(bytes.fromhex(params["hex"]))
