@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import extension
+from . import debian_blender, extension
 from .children import CannotRun, end_children, run_through, say, stop_on_terminate
 from .environments import known_environments, prepare
 from .tiers import TIERS, Tiers
@@ -29,6 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     test.add_argument(
         "--tier", action="append", choices=list(TIERS), default=[], help="only this tier (may be given more than once)"
+    )
+    test.add_argument(
+        "--suite",
+        default=debian_blender.SUITE,
+        help="the Debian suite whose Blender the tiers blender and window use (default: %(default)s; newer: sid)",
     )
     zip_of = commands.add_parser("extension", help="build the zip that is installed in Blender")
     zip_of.add_argument("--out", default="dist", help="folder for the zip (default: dist, in the checkout)")
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str], repository: Path) -> int:
             return 0
         if options.command == "bench":
             return _rigfit(repository, ["bench", *options.rest], Path.cwd())
-        return Tiers(repository, [other for other in others if other != "--"]).run(options.tier)
+        return Tiers(repository, [other for other in others if other != "--"], options.suite).run(options.tier)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return 2

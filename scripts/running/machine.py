@@ -25,6 +25,9 @@ BLENDER_LIBRARIES = {
     "libGL.so.1": "libgl1",
 }
 
+# Program -> Debian package: a screen without a monitor, and a mouse and keyboard for it.
+SCREEN_PROGRAMS = {"Xvfb": "xvfb", "xdotool": "xdotool"}
+
 
 def missing_libraries(libraries: Iterable[str]) -> list[str]:
     """Those of the shared libraries that the loader of this Python does not find (Linux only, else none)."""
@@ -72,6 +75,18 @@ def require_libraries(libraries: dict[str, str], log: Path) -> None:
     why = f"The shared librar{'y' if len(missing) == 1 else 'ies'} {', '.join(missing)} {_is_are(missing)} missing"
     install_system_packages([libraries[name] for name in missing], why, log)
     still = missing_libraries(missing)
+    if still:
+        raise CannotRun(f"{', '.join(still)} {_is_are(still)} still missing after the installation, see {log}.")
+
+
+def require_programs(programs: dict[str, str], log: Path) -> None:
+    """Make sure that the programs are on the PATH; as root on Debian they are installed."""
+    missing = [name for name in programs if shutil.which(name) is None]
+    if not missing:
+        return
+    why = f"{' and '.join(missing)} {_is_are(missing)} not installed"
+    install_system_packages([programs[name] for name in missing], why, log)
+    still = [name for name in missing if shutil.which(name) is None]
     if still:
         raise CannotRun(f"{', '.join(still)} {_is_are(still)} still missing after the installation, see {log}.")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import debian_blender, extension
+from . import debian_blender, extension, machine
 from .children import CannotRun, ask, run_through, say
 from .environments import Environment, known_environments, prepare
 
@@ -44,10 +44,11 @@ class Outcome:
 
 
 class Tiers:
-    """The tiers of one checkout. ``arguments`` go to pytest as they are."""
+    """The tiers of one checkout. ``arguments`` go to pytest as they are; ``suite``: whose Debian's Blender."""
 
-    def __init__(self, repository: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, repository: Path, arguments: Sequence[str] = (), suite: str = debian_blender.SUITE) -> None:
         self.repository = repository
+        self.suite = suite
         self.environments = known_environments(repository)
         self.arguments = list(arguments)
         self.named = [argument for argument in arguments if (repository / argument.split("::")[0]).exists()]
@@ -243,7 +244,7 @@ def _bpy(version: str) -> Callable[[Tiers], Outcome]:
 
 def _blender(tiers: Tiers) -> Outcome:
     """The add-on inside a real Blender executable, then the backend's tests of the worker with that Blender."""
-    blender = str(debian_blender.blender(tiers.repository))
+    blender = str(debian_blender.blender(tiers.repository, tiers.suite))
     inner = str(tiers.repository / "scripts" / "running" / "pytest_in_blender.py")
     command = [blender, "-b", "--factory-startup", "--python-exit-code", "3", "--python", inner, "--"]
     # The cache folder is another Python's: its byte code and last-failed lists would only be in the way.
@@ -252,6 +253,19 @@ def _blender(tiers: Tiers) -> Outcome:
     environment = {"RIGFIT_BLENDER": blender}
     outcome.add(tiers.pytest("blender-worker", worker, ("tests/backend",), ("-m", "blender"), environment))
     return outcome
+
+
+def _window(tiers: Tiers) -> Outcome:
+    """The built zip in a Blender with a window, on a screen of its own: real mouse, real keys, pictures from outside."""
+    try:
+        machine.require_programs(machine.SCREEN_PROGRAMS, tiers.repository / ".venv" / "logs" / "system.log")
+    except CannotRun as error:
+        raise debian_blender.NotHere(str(error)) from error
+    blender = debian_blender.blender(tiers.repository, tiers.suite)
+    with tempfile.TemporaryDirectory(prefix="rigfit-window-") as folder:
+        environment = {**tiers.installed(Path(folder)), "RIGFIT_TEST_WINDOW": str(blender)}
+        command = [str(tiers.backend_python()), "-m", "pytest"]
+        return tiers.pytest("window", command, ("tests/window",), environment=environment)
 
 
 @dataclass(frozen=True)
@@ -267,4 +281,5 @@ TIERS: dict[str, Tier] = {
     "bpy-4.5": Tier("the add-on in Blender 4.5 as a Python module", ("bpy-4.5", "backend"), _bpy("4.5")),
     "bpy-5.0": Tier("the add-on in Blender 5.0 as a Python module", ("bpy-5.0", "backend"), _bpy("5.0")),
     "blender": Tier("the add-on and the worker in a Blender executable", ("backend",), _blender),
+    "window": Tier("the installed add-on in a real window", ("backend",), _window),
 }

@@ -253,6 +253,35 @@ def test_missing_libraries_are_named_with_their_packages(tmp_path, monkeypatch):
         machine.require_libraries({"libnosuch.so.9": "libnosuch9"}, log)
 
 
+def test_missing_programs_are_named_with_their_packages(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    machine.require_programs({"sh": "dash"}, log)  # there, nothing done
+    assert not log.exists()
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    apt = tools / "apt-get"
+    apt.write_text(
+        f'#!/bin/sh\n[ "$3" = update ] || : > {tools}/nosuch && /bin/chmod 755 {tools}/nosuch 2>&1\nexit 0\n'
+    )
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(CannotRun, match=r"nosuch and other are not installed: run `sudo .* install nosuch-1 other-1`"):
+        machine.require_programs({"nosuch": "nosuch-1", "other": "other-1"}, log)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    machine.require_programs({"nosuch": "nosuch-1"}, log)  # what stands for apt-get has put it there
+    with pytest.raises(CannotRun, match=r"other is still missing after the installation"):
+        machine.require_programs({"nosuch": "nosuch-1", "other": "other-1"}, log)
+
+
+def test_without_a_screen_the_window_tier_is_left_out_in_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tiers, "prepare", lambda *_: None)
+    monkeypatch.setattr(tiers, "TIERS", {"window": tiers.TIERS["window"]})
+    _tiers(tmp_path).run([])
+    assert "tier window: skipped (Xvfb and xdotool are not installed: install" in capsys.readouterr().out
+
+
 def test_the_libraries_are_those_that_the_backend_knows():
     for library, package in machine.BLENDER_LIBRARIES.items():
         assert DEBIAN_PACKAGES[library] == package
@@ -403,3 +432,32 @@ def test_the_extension_is_built_with_what_is_set_up_for_it(tmp_path, monkeypatch
     monkeypatch.setattr(extension, "find_tool", lambda _repository: None)
     extension.build(REPOSITORY, tmp_path)
     assert [environment.name for environment, _groups in asked[-2:]] == ["backend", "bpy-5.0"]
+
+
+def test_launchers_are_renewed_without_a_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = debian_blender.cache_folder("sid")
+    library = folder / "root" / "usr" / "lib" / "x86_64-linux-gnu"
+    programs = folder / "root" / "usr" / "bin"
+    library.mkdir(parents=True)
+    programs.mkdir()
+    loader = library / "ld-linux-x86-64.so.2"
+    # What stands for the loader says how it was called.
+    loader.write_text('#!/bin/sh\necho "$RIGFIT_BLENDER|$*"\n')
+    loader.chmod(0o755)
+    (programs / "python3.13").write_bytes(b"\x7fELF and so on")
+    (programs / "python3").symlink_to("python3.13")
+    (folder / "blender").write_text("#!/bin/sh\n# of an older rigfit\n")
+    for _ in range(2):  # the second time nothing is left to do
+        launcher = debian_blender.blender(tmp_path, "sid")
+        assert launcher == folder / "blender"
+        assert (programs / "python3.13.program").read_bytes() == b"\x7fELF and so on"
+    link = tmp_path / "link"
+    link.symlink_to(launcher)
+    own, called = subprocess.run([link, "-b", "a b"], capture_output=True, text=True).stdout.strip().split("|")
+    assert own == str(launcher)
+    assert called.endswith(f"--argv0 {programs}/blender {programs}/blender -b a b")
+    python = subprocess.run([programs / "python3", "-c", "1"], capture_output=True, text=True).stdout.strip()
+    assert python.endswith(f"--argv0 {programs}/python3.13 {programs}/python3.13.program -c 1")
+    with pytest.raises(CannotRun, match="no name of a Debian suite"):
+        debian_blender.blender(tmp_path, "../sid")
