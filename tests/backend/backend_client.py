@@ -145,16 +145,23 @@ class Client:
 
 
 class Backend:
-    """A `rigfit serve` process. cache: its XDG_CACHE_HOME."""
+    """A `rigfit serve` process. cache: its XDG_CACHE_HOME. temporary: its folder for temporary files, its own."""
 
     def __init__(self, folder: Path, *options: str, cache: Path | None = None, attach: bool = False) -> None:
         self.address_file = folder / "address.json"
         self.log = folder / "backend.log"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(exist_ok=True)
         self.token = secrets.token_bytes(32)
         self.began = time.perf_counter()
         command = [sys.executable, "-m", "rigfit", "serve", "--address-file", str(self.address_file)]
         command += ["--log", str(self.log), *(["--attach"] if attach else []), *options]
-        environment = {**os.environ, "PYTHONPATH": str(BACKEND), "XDG_CACHE_HOME": str(cache or folder / "cache")}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(BACKEND),
+            "XDG_CACHE_HOME": str(cache or folder / "cache"),
+            "TMPDIR": str(self.temporary),
+        }
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=folder
         )
