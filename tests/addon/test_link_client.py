@@ -586,7 +586,12 @@ elif sys.argv[3] == "wait":
 def test_no_process_is_left_when_blender_is_gone(tmp_path, end):
     mode = {"killed": "wait", "exits": "go", "atexit": "atexit"}[end]
     parent = subprocess.Popen(
-        [sys.executable, "-c", ARTIST, FAKE, str(tmp_path / "log"), mode], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ARTIST, FAKE, str(tmp_path / "log"), mode],
+        cwd=ROOT,
+        # Whoever is killed leaves its private folder behind.
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with parent:
         child = int(parent.stdout.readline())

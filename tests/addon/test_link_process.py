@@ -440,6 +440,8 @@ def test_the_child_ends_with_its_parent(tmp_path, end):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, FAKE, str(tmp_path / "log"), "wait" if end == "killed" else "go"],
         cwd=Path(__file__).resolve().parents[2],
+        # Whoever is killed leaves its private folder behind.
+        env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -231,6 +231,8 @@ time.sleep(60)
 @POSIX
 def test_it_ends_when_blender_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Whoever is killed leaves its private folder behind.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", BLENDER, str(tmp_path / "child.log"), str(ROOT / "backend")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as blender:
         pid, state = blender.stdout.readline().split()
