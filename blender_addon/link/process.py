@@ -85,7 +85,8 @@ class BackendProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self._folder,
-                    env=clean_environment(environment),
+                    # Its temporary files lie here too: one that is killed cannot remove them.
+                    env=clean_environment(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), self._folder) | dict(environment)),
                     # A group of its own, so that all of it can be ended, and Ctrl-C in Blender's terminal reaches
                     # Blender only. On Windows also without a console window.
                     start_new_session=sys.platform != "win32",

@@ -114,6 +114,17 @@ def test_the_working_folder_is_private_and_empty(start):
         assert stat.S_IMODE(os.stat(one.log_path).st_mode) == 0o600
 
 
+def test_temporary_files_go_with_the_child(start):
+    one = start("import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(100)")
+    until(one.last_words)
+    made = one.last_words()
+    assert os.path.samefile(os.path.dirname(made), one._folder)
+    one.kill()
+    ended(one)
+    one.clean_up()
+    assert not os.path.exists(made)
+
+
 def test_the_environment_of_blenders_python_stays_here(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/blender/lib")
     monkeypatch.setenv("PYTHONHOME", "/blender")
