@@ -60,18 +60,35 @@ def scene(addon):
     return bpy.context.scene
 
 
-@pytest.fixture
-def head(scene):
-    """The default head, added by its operator, selected and active; one undo step stands before it."""
+@pytest.fixture(scope="session")
+def head_file(addon, tmp_path_factory):
+    """A file with the default head, added by its operator; made once."""
     import bpy
 
-    bpy.ops.ed.undo_push(message="start")
+    bpy.ops.wm.read_homefile(use_empty=True, use_factory_startup=True)
     assert bpy.ops.rigfit.add_default_head() == {"FINISHED"}
+    assert bpy.context.view_layer.objects.active.select_get()
+    path = tmp_path_factory.mktemp("head") / "head.blend"
+    bpy.ops.wm.save_as_mainfile(filepath=str(path))
+    return path
+
+
+@pytest.fixture
+def head(head_file):
+    """The default head in a file of its own, selected and active; the undo steps begin here."""
+    import bpy
+
+    bpy.ops.wm.open_mainfile(filepath=str(head_file))
+    bpy.ops.ed.undo_push(message="start")
     return bpy.context.view_layer.objects.active
 
 
 @pytest.fixture
-def photo(scene):
-    """The demo photo, in the list."""
-    scene.rigfit.photos.add().path = str(PHOTO)
+def photo(request, addon):
+    """The demo photo, in the list of the open file."""
+    import bpy
+
+    # The file first, whatever the order in which a test names its fixtures.
+    request.getfixturevalue("head" if "head" in request.fixturenames else "scene")
+    bpy.context.scene.rigfit.photos.add().path = str(PHOTO)
     return PHOTO

@@ -11,7 +11,7 @@ from conftest import PACKAGE, PHOTO
 
 
 def key_values(obj):
-    return {block.name: block.value for block in obj.data.shape_keys.key_blocks}
+    return {block.name: block.value for block in obj.data.shape_keys.key_blocks[1:]}
 
 
 @pytest.fixture
@@ -97,8 +97,9 @@ def test_expression_only_leaves_the_identity_alone(head, photo, status):
     head.data.shape_keys.key_blocks["mouthSmileLeft"].value = 0.0
     assert fit(check=False, solve="expression") is None
     second = key_values(head)
-    identity = [name for name in first if groups.get(name) == "identity"]
-    assert len(identity) > 20
+    # Identity keys are mostly pairs, whose parameter has another name than its keys.
+    identity = [name for name in first if groups.get(name) != "expression"]
+    assert len(identity) > 100
     assert all(first[name] == second[name] for name in identity)
     assert second["mouthSmileLeft"] > 0.3
 
@@ -148,23 +149,23 @@ def test_no_photo(head, status):
     refused(head, "add one", status)
 
 
-def test_a_photo_that_is_gone(head, scene, status, tmp_path):
-    scene.rigfit.photos.add().path = str(tmp_path / "gone.png")
+def test_a_photo_that_is_gone(head, status, tmp_path):
+    bpy.context.scene.rigfit.photos.add().path = str(tmp_path / "gone.png")
     refused(head, "gone.png", status)
 
 
-def test_a_photo_without_a_face(head, scene, status, tmp_path):
+def test_a_photo_without_a_face(head, status, tmp_path):
     image = bpy.data.images.new("noise", 256, 256)
     image.filepath_raw, image.file_format = str(tmp_path / "grey.png"), "PNG"
     image.save()
-    scene.rigfit.photos.add().path = str(tmp_path / "grey.png")
+    bpy.context.scene.rigfit.photos.add().path = str(tmp_path / "grey.png")
     refused(head, "face", status)
 
 
-def test_a_file_that_is_no_picture(head, scene, status, tmp_path):
+def test_a_file_that_is_no_picture(head, status, tmp_path):
     path = tmp_path / "text.png"
     path.write_text("hello")
-    scene.rigfit.photos.add().path = str(path)
+    bpy.context.scene.rigfit.photos.add().path = str(path)
     refused(head, "text.png", status)
 
 
@@ -188,14 +189,21 @@ def test_edit_mode_and_its_remedy(head, photo, status):
     assert status.error is None
 
 
+def hidden_twin(head):
+    """Another object with the same mesh, which is not part of the rig that is fitted."""
+    twin = bpy.data.objects.new("Twin", head.data)
+    bpy.context.collection.objects.link(twin)
+    twin.hide_set(True)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words", "remedy"),
     [
         (lambda head: setattr(head.data.shape_keys, "use_relative", False), "absolute", "relative_keys"),
         (lambda head: setattr(head, "show_only_shape_key", True), "pinned", "unpin"),
-        (lambda head: bpy.context.collection.objects.link(bpy.data.objects.new("Twin", head.data)), "shares", "make_single_user"),
+        (lambda head: hidden_twin(head), "shares", "make_single_user"),
     ],
-)  # fmt: skip
+)
 def test_rigs_that_cannot_be_written_and_their_remedies(head, photo, status, spoil, words, remedy):
     spoil(head)
     refused(head, words, status)
@@ -231,7 +239,7 @@ def test_target_deleted_during_the_fit(head, photo, status, addon):
     folder = addon("link.pump").scratch_folder()
     steps = addon("fit.job").fit_steps(request, [head], folder, status)
     flow = pump.start(steps, lambda flow: None, status.say)
-    assert pump.run_until(lambda: status.text == "solving" or flow.state != "running", 60)
+    assert pump.run_until(lambda: pump.client.busy and flow._ticket is not None, 60)
     bpy.data.objects.remove(head)
     assert pump.run_until(lambda: flow.state != "running", 60)
     assert flow.state == "failed"
@@ -261,7 +269,7 @@ def test_a_killed_backend_is_an_error_and_the_next_fit_starts_another(head, phot
     request = addon("operators.fit_photo")._request(bpy.context, head)
     steps = addon("fit.job").fit_steps(request, [head], addon("link.pump").scratch_folder(), status)
     flow = pump.start(steps, lambda flow: None, status.say)
-    pump.run_until(lambda: flow._ticket is not None, 60)
+    assert pump.run_until(lambda: flow._ticket is not None, 60)
     os.kill(first, signal.SIGKILL)
     assert pump.run_until(lambda: flow.state != "running", 30)
     assert flow.state == "failed"
