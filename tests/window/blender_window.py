@@ -48,6 +48,8 @@ SMALLEST_PX = 10  # of a button; less is an icon's corner
 SCROLLS = 10
 HOVER_S = 0.5
 DRAW_S = 10.0
+SETTLE_S = 10.0
+STILL_S = 0.15
 
 
 class BlenderEnded(AssertionError):
@@ -67,12 +69,14 @@ class Gaps:
     """How Blender's main loop came round since `mark`."""
 
     longest_s: float
+    longest_undrawn_s: float  # the longest in which Blender drew no region: what is left is Python, or waiting
     ticks: int
     seconds: float
-    long_ones: list[tuple[float, float]]  # (when it ended, seconds) of each above 30 ms
+    long_ones: list[tuple[float, float, list[str]]]  # (when it ended, seconds, what was drawn) of each above 30 ms
 
     def __str__(self) -> str:
-        return f"longest gap {1e3 * self.longest_s:.0f} ms in {self.seconds:.1f} s ({self.ticks} ticks)"
+        longest, undrawn = 1e3 * self.longest_s, 1e3 * self.longest_undrawn_s
+        return f"longest gap {longest:.0f} ms, {undrawn:.0f} ms without drawing, in {self.seconds:.1f} s ({self.ticks} ticks)"
 
 
 @dataclass(frozen=True)
@@ -301,9 +305,15 @@ class BlenderWindow:
         """Count gaps from now on. Look for buttons before, not after: `find` has the whole window drawn."""
         self.run("ticks.mark()")
 
+    def settle(self, within_s: float = SETTLE_S) -> None:
+        """Wait until Blender has not drawn anything for a moment: after opening, moving, changing something."""
+        if not self._until(lambda: self.ask("ticks.still_s()") > STILL_S, within_s):
+            raise NotSeen(f"Blender has not stopped drawing within {within_s:.0f} s")
+
     def gaps(self) -> Gaps:
         told = self.ask("ticks.told()")
-        return Gaps(told["longest_s"], told["count"], told["seconds"], [(a, b) for a, b in told["long_ones"]])
+        long_ones = [(moment, seconds, names) for moment, seconds, names in told["long_ones"]]
+        return Gaps(told["longest_s"], told["longest_undrawn_s"], told["count"], told["seconds"], long_ones)
 
     # --- mouse and keys -----------------------------------------------------------------------------------------------
 
@@ -352,6 +362,7 @@ class BlenderWindow:
         self.wait_for("sidebar()")
         self.run(f"view3d()[1].active_panel_category = {tab!r}; draw_sidebar()")
         self.wait_for(f"sidebar()[4] == {tab!r}")
+        self.settle()  # it slides in
 
     def sidebar(self) -> tuple[int, int, int, int]:
         """x, y, width, height of the open sidebar."""

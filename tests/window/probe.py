@@ -74,12 +74,23 @@ def view_rectangle():
     return [area.x, area.y, area.width, area.height]
 
 
-_drawn = [0]
+_drawn = [0]  # times that the sidebar was
+_drawn_names: set = set()  # what was drawn since the last tick
 _quiet: list = []
 
+# The regions whose drawing is told beside a long gap.
+DRAWN = {
+    "SpaceView3D": {"WINDOW": "3D view", "UI": "sidebar", "HEADER": "header", "TOOLS": "toolbar"},
+    "SpaceProperties": {"WINDOW": "properties"},
+    "SpaceOutliner": {"WINDOW": "outliner"},
+    "SpaceDopeSheetEditor": {"WINDOW": "timeline"},
+}
 
-def _on_draw() -> None:
-    _drawn[0] += 1
+
+def _on_draw(name: str) -> None:
+    _drawn_names.add(name)
+    if name == "sidebar":
+        _drawn[0] += 1
 
 
 def draw_sidebar() -> int:
@@ -152,27 +163,38 @@ class Ticks:
     """The longest times in which Blender's main loop did not come round, without what this file does itself."""
 
     def __init__(self) -> None:
-        self.last = time.perf_counter()
+        self.last = self.last_drawn = time.perf_counter()
         self.mark()
 
     def mark(self) -> None:
-        self.count, self.longest, self.since, self.long_ones = 0, 0.0, time.perf_counter(), []
+        self.count, self.longest, self.longest_undrawn, self.long_ones = 0, 0.0, 0.0, []
+        self.since = time.perf_counter()
 
     def begin(self) -> None:
         now = time.perf_counter()
         gap = now - self.last
         self.count += 1
         self.longest = max(self.longest, gap)
+        if _drawn_names:
+            self.last_drawn = now
+        else:
+            self.longest_undrawn = max(self.longest_undrawn, gap)
         if gap > 0.03 and len(self.long_ones) < 1000:
-            self.long_ones.append([time.monotonic(), gap])
+            self.long_ones.append([time.monotonic(), gap, sorted(_drawn_names)])
+        _drawn_names.clear()
 
     def end(self) -> None:
         self.last = time.perf_counter()
+
+    def still_s(self) -> float:
+        """How long nothing has been drawn."""
+        return time.perf_counter() - self.last_drawn
 
     def told(self) -> dict:
         return {
             "count": self.count,
             "longest_s": self.longest,
+            "longest_undrawn_s": self.longest_undrawn,
             "seconds": time.perf_counter() - self.since,
             "long_ones": self.long_ones,
         }
@@ -281,7 +303,9 @@ try:
     if SETTINGS["zip"]:
         install()
     print(f"probe: installed after {time.monotonic() - started:.2f} s", flush=True)
-    bpy.types.SpaceView3D.draw_handler_add(_on_draw, (), "UI", "POST_PIXEL")
+    for space, regions in DRAWN.items():
+        for region, name in regions.items():
+            getattr(bpy.types, space).draw_handler_add(_on_draw, (name,), region, "POST_PIXEL")
     bpy.app.timers.register(tick, first_interval=0.0, persistent=True)
 except BaseException:
     write("failed.json", {"error": traceback.format_exc()})

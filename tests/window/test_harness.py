@@ -87,13 +87,31 @@ def test_a_window_that_stands_still_is_noticed(window):
     time.sleep(0.4)
     gaps = window.gaps()
     assert 0.2 <= gaps.longest_s < 0.4
-    [(moment, seconds)] = gaps.long_ones
-    assert seconds == gaps.longest_s
+    [(moment, seconds, drawn)] = gaps.long_ones
+    assert seconds == gaps.longest_s == gaps.longest_undrawn_s
+    assert drawn == []
     assert before < moment - seconds < moment < time.monotonic()
     window.run("time.sleep(0.2)")  # the probe's own work is not the add-on's
     window.mark()
     window.run("time.sleep(0.2)")
     assert window.gaps().longest_s < 0.1
+
+
+def test_drawing_is_told_from_standing_still(window):
+    window.run(
+        "def slowly():\n"
+        "    time.sleep(0.2)\n"
+        "    bpy.types.SpaceView3D.draw_handler_remove(slow, 'WINDOW')\n"
+        "import time\n"
+        "slow = bpy.types.SpaceView3D.draw_handler_add(slowly, (), 'WINDOW', 'POST_PIXEL')\n"
+    )
+    window.mark()
+    window.run("view3d()[0].tag_redraw()")
+    time.sleep(0.6)
+    gaps = window.gaps()
+    assert gaps.longest_s >= 0.2
+    assert gaps.longest_undrawn_s < 0.1
+    assert "3D view" in max(gaps.long_ones, key=lambda one: one[1])[2]
 
 
 def test_questions_answers_and_errors(window):
