@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job on real input, with a real Blender: head → spec → photo → fit → applied, rendered, saved."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from default_head_files import default_head_files
 from rigfit.blender.locate import locate
 from rigfit.blender.worker import BlenderWorker
 from rigfit.errors import UserError
@@ -11,8 +14,8 @@ from rigfit.fitting.result import FitResult
 from rigfit.fitting.run import FitJob, demo_photo, run_fit
 from rigfit.photo.landmarks import MediapipeDetector
 from rigfit.photo.load import load_photo
-from rigfit.rig.default_rig import default_rig, shipped_landmarks
 from rigfit.rig.embedding import embed_landmarks
+from rigfit.rig.known_rigs import shipped_landmarks
 from rigfit.rig.spec import RigSpec
 
 try:
@@ -22,12 +25,8 @@ except UserError as missing:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("head")
-    blend, spec_path = folder / "head.blend", folder / "head.npz"
-    with BlenderWorker(BLENDER) as worker:
-        _, complete = default_rig(worker, blend, spec_path)
-    return blend, spec_path, complete
+def head():
+    return default_head_files()
 
 
 def test_the_shipped_landmarks_belong_to_the_head_that_is_built(head):
@@ -42,7 +41,7 @@ def test_the_shipped_landmarks_belong_to_the_head_that_is_built(head):
 
 def test_the_demo_photo_is_fitted_applied_and_rendered(head, tmp_path, monkeypatch):
     monkeypatch.setattr(fit_photos, "VERIFY_SIZE_PX", 256)
-    monkeypatch.setattr(fit_photos, "VERIFY_SAMPLES", 8)
+    monkeypatch.setattr("rigfit.fitting.run.verify", partial(fit_photos.verify, samples=8))
     blend, spec_path, _ = head
     steps = []
     job = FitJob([demo_photo(tmp_path)], rig=spec_path, blend=blend, out=tmp_path / "out")

@@ -157,23 +157,27 @@ def verify(
     out: Path,
     *,
     light: Mapping[str, Any] | None = None,
+    samples: int = VERIFY_SAMPLES,
+    subsurface: bool = True,
     gpu: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
     """Apply `values` to the rig open in `worker`, render it around the face to `out`, detect, compare.
 
-    camera: the fitted one of the photo. face: what was detected in the photo. progress: called before each step.
+    camera: the fitted one of the photo. face: what was detected in the photo. samples, subsurface, gpu: of the worker's
+    ``studio.render``. progress: called before each step.
     """
     start = time.perf_counter()
     say = progress or (lambda done, total, text: None)
     say(0, 3, "applying the parameters")
     worker.call("rig.apply", spec=str(spec_path), values=dict(values))
-    camera, square = face_crop(camera, face.box_px)
+    camera, square = face_crop(camera, face.box_px, VERIFY_SIZE_PX)
     say(1, 3, "rendering")
     worker.call(
         "studio.render",
         camera=camera.to_json(),
-        samples=VERIFY_SAMPLES,
+        samples=samples,
+        subsurface=subsurface,
         seed=0,
         light=light,
         denoise=True,

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rigfit.server")
 
 PICTURE_PX = 384
+# Denoised, and without light under the skin: a fifth of the time of a full render, for half a grey level.
+CHECK_SAMPLES = 12
 KEPT_RIGS = 4
 KEPT_FITS = 4
 
@@ -244,7 +246,7 @@ class Methods:
                 _open_rig(worker, params, context)
                 check = fit_photos.verify(
                     worker, spec_path, params.values, kept.result.photos[params.photo].camera, face, self._detector,
-                    render, gpu=params.gpu, progress=context.progress,
+                    render, samples=CHECK_SAMPLES, subsurface=False, gpu=params.gpu, progress=context.progress,
                 )  # fmt: skip
             layer = compare.read_render(render)
         context.check()
