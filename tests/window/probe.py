@@ -285,6 +285,8 @@ def prepare() -> None:
     view.ui_scale = 1.0
     view.show_tooltips = False  # they would cover what is looked for
     view.use_save_prompt = False
+    # Otherwise Blender draws the 3D view eight times after each change, to smooth its edges.
+    bpy.context.preferences.system.viewport_aa = "OFF"
     bpy.context.preferences.use_preferences_save = False
 
 
