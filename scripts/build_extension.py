@@ -170,6 +170,8 @@ def build(repository: Path, out: Path, tool: Path | None = None) -> Path:
             "which installs it, or name it with --tool (it lies in Blender under scripts/addons_core/bl_pkg/cli)."
         )
     python = python_with_hatchling(repository)
+    # The tools below work in folders of their own.
+    out = out.resolve()
     final = out / f"rigfit-{version}.zip"
     try:
         out.mkdir(parents=True, exist_ok=True)

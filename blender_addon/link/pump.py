@@ -18,9 +18,11 @@ from .client import Client, Launch
 from .flow import Flow, Steps
 
 # Between two ticks while something goes on, and while the backend only stands by.
-BUSY_S, IDLE_S = 0.01, 0.25
+BUSY_S, IDLE_S = 0.005, 0.25
+# Between two pictures of the panel.
+REDRAW_S = 0.1
 # What one tick may take: the socket, and the steps of the work.
-READ_S, WORK_S = 0.004, 0.006
+READ_S, WORK_S = 0.004, 0.010
 
 
 class Pump:
@@ -31,6 +33,8 @@ class Pump:
         self.status = Status()
         self._flows: list[tuple[Flow, Callable[[Flow], None]]] = []
         self.longest_tick_s = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._drawn = 0.0
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -66,23 +70,32 @@ class Pump:
     def tick(self) -> None:
         """One look at everything; never waits."""
         started = time.perf_counter()
-        changed = self.client.poll(READ_S)
+        self.client.poll(READ_S)
         deadline = time.perf_counter() + WORK_S
         for flow, _ in list(self._flows):
-            changed = flow.advance(max(0.001, deadline - time.perf_counter())) or changed
-        changed = self._finish() or changed
-        if changed:
-            redraw()
+            flow.advance(max(0.001, deadline - time.perf_counter()))
+        self._finish()
+        self._show(started)
         self.longest_tick_s = max(self.longest_tick_s, time.perf_counter() - started)
 
-    def _finish(self) -> bool:
+    def _show(self, now: float) -> None:
+        """Have the panel drawn again if it would look different, but not for every step of the work."""
+        status = self.status
+        shown = (
+            self.client.state, self.client.text, status.text, round(100 * status.share), status.background_text,
+            status.work is None, status.background is None, status.result is None, status.error is None,
+        )  # fmt: skip
+        if shown != self._shown and now >= self._drawn + REDRAW_S:
+            self._shown, self._drawn = shown, now
+            redraw()
+
+    def _finish(self) -> None:
         over = [(flow, done) for flow, done in self._flows if flow.state != "running"]
         self._flows = [item for item in self._flows if item[0].state == "running"]
         for flow, done in over:
             done(flow)
         if over:
             redraw()
-        return bool(over)
 
     @property
     def interval_s(self) -> float | None:

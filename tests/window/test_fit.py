@@ -112,12 +112,14 @@ def test_first_look_and_default_head(window):
     window.open_sidebar("rigfit")
     window.shot("panel_start", sidebar_only=True)
     button = window.find(operator="rigfit.add_default_head")
+    window.watch("head text", f"{STATUS}.text if {STATUS}.work is not None else None")
     window.mark()
     pressed = window.click(button)
     window.wait_for("'Head' in bpy.context.scene.objects", within_s=COLD_START_S + 10)
     print(f"\ndefault head {time.monotonic() - pressed:.1f} s after the click, backend started; {window.gaps()}")
+    print([(round(moment - pressed, 2), text) for moment, text in window.history("head text")])
     assert window.ask("bpy.context.object.name") == "Head"
-    assert window.gaps().longest_s < 0.3
+    assert window.gaps().longest_undrawn_s < 0.1
 
 
 def test_fit_by_click_cold_and_warm(window):
@@ -161,7 +163,7 @@ def test_fit_by_click_cold_and_warm(window):
         window.wait_for(f"{STATUS}.result is not None", within_s=20)
         gaps = window.gaps()
         measured.append((when(window, "open", True, pressed), gaps.longest_s))
-        print(f"warm fit: {measured[-1][0]:.2f} s from click to applied; {gaps}; {gaps.long_ones}")
+        print(f"warm fit: {measured[-1][0]:.2f} s from click to applied; {gaps}")
         window.click(window.find(operator="rigfit.revert"))
         window.wait_for(f"{STATUS}.result is None")
     assert min(seconds for seconds, _ in measured) < WARM_FIT_S
