@@ -32,8 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def reports() -> Path:
-    """Where screenshots and Blender's logs stay."""
-    return folder_of_reports(REPOSITORY)
+    """Where screenshots and Blender's logs stay; pictures of what went wrong in an earlier run are removed."""
+    folder = folder_of_reports(REPOSITORY)
+    for name in ("failed-*.png", "not-*.png"):
+        for path in folder.glob(name):
+            path.unlink()
+    return folder
 
 
 @pytest.fixture(scope="session")
