@@ -568,6 +568,33 @@ def test_every_end_in_the_middle_of_a_job_leaves_nothing(tmp_path, how):
         assert list(backend.temporary.iterdir()) == []
 
 
+@posix_only
+@pytest.mark.parametrize("how", ["standard input", "cancel"])
+def test_a_blender_that_does_not_say_its_version_is_ended_too(tmp_path, how):
+    mask_rig(1.3).with_landmarks(None).save(tmp_path / "bare.npz")
+    program = tmp_path / "blender"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60 & echo $! > {tmp_path}/sleeper; wait\n")
+    program.chmod(0o755)
+    with running(tmp_path) as backend, backend.connect() as client:
+        ask = {"spec": str(tmp_path / "bare.npz"), "blend": str(tmp_path / "a.blend"), "blender": str(program)}
+        number = client.send("rig.register", **ask)
+        client.wait_for_progress("starting Blender")
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "sleeper").exists() or not (tmp_path / "sleeper").read_text().strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if how == "cancel":
+            client.call("cancel", id=number)
+            with pytest.raises(RemoteError) as error:
+                client.wait(number)
+            assert error.value.kind == "cancelled"
+        else:
+            backend.process.stdin.close()
+            assert backend.ended(3) == 0
+        for name in ("pid", "sleeper"):
+            assert is_gone(int((tmp_path / name).read_text()), 1)
+
+
 def test_the_end_of_standard_input_during_a_long_computation(tmp_path, mask):
     """The detector is in C code then, and nobody asks it to stop but the process itself."""
     rng = np.random.default_rng(0)
@@ -581,6 +608,41 @@ def test_the_end_of_standard_input_during_a_long_computation(tmp_path, mask):
         backend.process.stdin.close()
         assert backend.ended(5) == 0
         assert time.monotonic() - began < 1.5
+
+
+def test_a_process_whose_threads_are_all_stuck_ends_too(tmp_path):
+    """The last resort: neither the loop nor the job thread hears that standard input has ended."""
+    code = (
+        "import os, sys, tempfile, threading, time\n"
+        "from pathlib import Path\n"
+        "from rigfit.server.process import _Process\n"
+        f"process = _Process(Path({str(tmp_path / 'a.json')!r}))\n"
+        f"Path({str(tmp_path / 'a.json')!r}).write_text('{{\"pid\": %d, 1}}' % os.getpid())\n"
+        "tempfile.mkstemp()\n"
+        "class Deaf:\n"
+        "    def stop(self, reason): pass\n"
+        "    def interrupt(self): pass\n"
+        "process.server = Deaf()\n"
+        "threading.Thread(target=process.watch, args=(0,)).start()\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(BACKEND), "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment)
+    try:
+        deadline = time.monotonic() + 10
+        while not list((tmp_path / "temporary").glob("*/*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        began = time.monotonic()
+        process.stdin.close()
+        assert process.wait(3) == 0
+        assert time.monotonic() - began < 1.2
+    finally:
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "a.json").exists()
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize("moment", ["before the token", "at once", "warming up"])

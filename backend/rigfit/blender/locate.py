@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rigfit.errors import UserError
 
@@ -121,9 +123,7 @@ def _examine(path: Path, origin: str) -> Blender:
     if not path.is_file():
         raise UserError(f"There is no Blender at {path} (from {origin}): {_HINT}.", kind="no_blender")
     try:
-        process = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=60, stdin=subprocess.DEVNULL
-        )
+        process = _ask([path, "--version"])
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else "no answer to --version in 60 s"
         raise UserError(f"{path} (from {origin}) cannot be started ({reason}): {_HINT}.", kind="no_blender") from None
@@ -144,17 +144,53 @@ def _bpy_version_of(interpreter: Path, origin: str) -> str:
         "try: print(m.version('bpy'))\n"
         "except m.PackageNotFoundError: print()"
     )
-    process = subprocess.run(
-        [interpreter, "-P", "-c", question],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-        env=child_environment(interpreter),
-    )
+    process = _ask([interpreter, "-P", "-c", question], child_environment(interpreter))
     if process.returncode:
         raise UserError(f"The Python {interpreter} (from {origin}) has no bpy module: {_HINT}.", kind="no_blender")
     return process.stdout.strip()
+
+
+# The questions that wait for an answer.
+_asked: set[subprocess.Popen[str]] = set()
+
+
+def _ask(command: list[str | Path], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program that answers at once; one that does not within 60 s is ended (subprocess.TimeoutExpired)."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        # Its own group, so that all of it can be ended: a `blender` may be a shell script.
+        start_new_session=True,
+    ) as process:
+        _asked.add(process)
+        try:
+            out, err = process.communicate(timeout=60)
+        except BaseException:
+            kill_group(process)
+            raise
+        finally:
+            _asked.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def stop_asking() -> None:
+    """End what `locate` waits for, from any thread; it fails then."""
+    for process in list(_asked):
+        if process.poll() is None:
+            kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """End a child that was started with `start_new_session`, and its own children, at once."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def child_environment(interpreter: Path) -> dict[str, str]:

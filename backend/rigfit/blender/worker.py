@@ -23,6 +23,7 @@ from rigfit.blender.locate import (
     addon_folder,
     check_version,
     child_environment,
+    kill_group,
     locate,
     missing_library_message,
 )
@@ -146,7 +147,7 @@ class BlenderWorker:
         self._incoming = incoming
         if self._interrupted:
             # It came before there was a child to end.
-            _kill_group(self._process)
+            kill_group(self._process)
         threading.Thread(target=_pump, args=(self._process.stdout, incoming), daemon=True).start()
         try:
             self._wait_for_hello()
@@ -177,7 +178,7 @@ class BlenderWorker:
         self._interrupted = True
         process = self._process
         if process is not None and process.poll() is None:
-            _kill_group(process)
+            kill_group(process)
 
     def restart(self) -> None:
         """End the child, start another and bring the scene back to what the calls so far made of it."""
@@ -400,16 +401,8 @@ def _pump(pipe: Any, incoming: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    _kill_group(process)
+    kill_group(process)
     process.wait()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if os.name == "posix":
-        # The group: a `blender` that is a shell script has the real one as its child.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
 
 
 def _interruption() -> UserError:

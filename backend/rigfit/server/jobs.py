@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rigfit.blender.locate import Blender, locate
+from rigfit.blender.locate import Blender, locate, stop_asking
 from rigfit.blender.worker import BlenderWorker
 from rigfit.errors import Cancelled
 
@@ -55,6 +55,7 @@ class JobContext:
             workers = list(self._workers)
         for worker in workers:
             worker.interrupt()
+        stop_asking()
 
     def check(self) -> None:
         """Cancelled if the job was stopped."""
