@@ -202,7 +202,7 @@ def rig_calibrate(
     calibrated = rig.with_detector(model.to_arrays(), about)
     calibrated.save(spec)
     keep(calibrated)
-    noise = 100 * (model.noise_diagonal + (model.noise_factor**2).sum(axis=1)) ** 0.5
+    noise = 100 * (model.noise_diagonal + (model.noise_factor**2).sum(axis=2)) ** 0.5
     say(f"{spec}: detector calibrated on {model.samples} renders; noise left {noise.mean():.2f} % of the eye distance")
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mask_rig import mask_rig
+from rigfit.cli import main
 from rigfit.fitting.detector_model import DetectorModel
 from rigfit.rig import known_rigs
 from rigfit.rig.known_rigs import keep, kept_landmarks, known_rig, shipped_landmarks
@@ -163,6 +164,28 @@ def test_many_at_a_time_write_and_read_whole_files():
     reader.join()
     assert not broken
     assert seen <= {0.1, 0.9}
+
+
+def test_a_calibration_by_the_command_line_is_kept(tmp_path, monkeypatch, capsys):
+    """Its result is given: a real one takes an hour of renders (tests of the calibration: test_calibrate.py)."""
+    spec = mask_rig()
+    spec.save(tmp_path / "rig.npz")
+    model = replace(DetectorModel.uncalibrated(np.zeros((478, 3)), np.ones(len(spec.parameters)), 0.02), samples=900)
+    monkeypatch.setattr("rigfit.fitting.calibrate.calibrate", lambda *_, **__: model)
+    monkeypatch.setattr("rigfit.blender.locate.locate", lambda named: None)
+    monkeypatch.setattr(
+        "sys.argv", ["rigfit", "rig", "calibrate", str(tmp_path / "a.blend"), str(tmp_path / "rig.npz")]
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "calibrated on 900 renders" in capsys.readouterr().out
+    known = known_rig(mask_rig().with_landmarks(None))
+    assert known is not None
+    assert known[1] == "kept"
+    assert known[0].detector["samples"] == 900
+    assert known[0].detector_json is not None
+    assert known[0].detector_json["samples"] == 900
 
 
 def test_the_shipped_ones_belong_to_the_default_head_only():

@@ -15,6 +15,7 @@ from backend_client import PHOTO, RemoteError, running
 from default_head_files import default_head_files
 from rigfit.blender.locate import locate
 from rigfit.blender.worker import BlenderWorker
+from rigfit.cli import main
 from rigfit.errors import Cancelled, UserError
 from rigfit.rig.default_head import HeadDescription
 from rigfit.rig.embedding import embed_landmarks
@@ -42,6 +43,7 @@ def head(tmp_path_factory):
         # A saved file is a library, too.
         worker.call("file.append", path=blend, objects=["Head"], metres_per_unit=0.7)
         worker.call("rig.export", out=folder / "smaller.npz", objects=["Head"])
+        worker.call("file.save", path=folder / "smaller.blend")
     return blend, folder / "bare.npz", folder / "smaller.npz"
 
 
@@ -203,7 +205,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "rigfit" / "rigs"
 
 
-def test_landmarks_are_found_once_and_kept(head, cache):
+def test_landmarks_are_found_once_and_kept(head, cache, tmp_path, monkeypatch, capsys):
     blend, _, smaller = head
     ask = {
         "spec": str(smaller),
@@ -225,6 +227,16 @@ def test_landmarks_are_found_once_and_kept(head, cache):
     )
     told = json.loads(json.dumps(fit.result.model_dump()))["fit"]["photos"][0]
     assert told["landmark_error_percent"] < 4
+    # The command line knows it as well, and renders nothing.
+    argv = ["rigfit", "rig", "export", str(smaller.with_suffix(".blend")), str(tmp_path / "out.npz")]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "known from before" in capsys.readouterr().out
+    exported = RigSpec.load(tmp_path / "out.npz")
+    assert exported.rig_hash == spec.rig_hash
+    assert exported.landmarks is not None
     # A damaged file is as good as none.
     kept = cache / f"{spec.rig_hash}.npz"
     kept.write_bytes(kept.read_bytes()[:-100])
