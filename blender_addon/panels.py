@@ -208,9 +208,9 @@ def draw_result(layout: bpy.types.UILayout, context: bpy.types.Context, board: S
         if pictures.icon("render"):
             row.prop(session, "picture", expand=True)
         row.operator("rigfit.enlarge", text="", icon="FULLSCREEN_ENTER")
-    if board.background is not None:
+    if board.background is not None and board.background_text:
         row = box.row()
-        row.label(text=board.background_text or "Blender renders the check", icon="RENDER_STILL")
+        row.label(text=board.background_text, icon="RENDER_STILL")
         row.operator("rigfit.cancel", text="", icon="X")
     elif result.check_trouble:
         wrapped(box, context, result.check_trouble, "ERROR")

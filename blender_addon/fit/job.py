@@ -65,6 +65,7 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
     spec = os.path.join(folder, "rig.npz")
     told = yield from export_steps(spec, names, scratch=True)
     document = read_spec(spec)
+    yield None
     wanted = _wanted(request, document)
     params = _fit_params(request, told["rig_hash"], spec, document)
     call = Call("fit", params, "Looking at the photo")
@@ -82,21 +83,27 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
     status.say(1, 1, "Writing the values")
     yield None
     _require_writable(marks)
+    yield None
     result = Result(
         spec=spec,
         fit_id=str(answer.result.get("fit_id", "")),
         objects=names,
         fitted=fitted,
-        before={name: value for name, value in read_parameters(spec)["values"].items() if name in fitted},
-        held=hold(spec, list(fitted)),
+        before={},
+        held=[],
         rows=rows,
         photos=photos,
         notes=[*document.get("warnings", []), *notes],
         strength=request.strength,
     )
+    # From here on without a pause: what was before is what the fit replaces, and the undo step belongs to the values.
+    require_unchanged(marks)
+    result.before = {name: value for name, value in read_parameters(spec)["values"].items() if name in fitted}
+    result.held = hold(spec, list(fitted))
     written = apply_parameters(spec, result.values(request.strength))
-    result.notes += written["warnings"]
     push_undo(UNDO_NAME)
+    yield None
+    result.notes += written["warnings"]
     result.seconds = time.perf_counter() - started
     return Fitted(result, answer.blobs)
 

@@ -59,6 +59,23 @@ def _head_over(flow: Flow) -> None:
     head.select_set(True)
     layer.objects.active = head
     push_undo("Add Default Head")
+    _show_from_the_front()
+
+
+def _show_from_the_front() -> None:
+    """Turn the largest 3D view to the face and come near: a head in its real size is a dot in the view of a new file."""
+    manager = bpy.context.window_manager
+    if bpy.app.background or not manager.windows:
+        return
+    window = manager.windows[0]
+    areas = [area for area in window.screen.areas if area.type == "VIEW_3D"]
+    if not areas:
+        return
+    area = max(areas, key=lambda one: one.width * one.height)
+    region = next(one for one in area.regions if one.type == "WINDOW")
+    with bpy.context.temp_override(window=window, area=area, region=region):
+        bpy.ops.view3d.view_axis(type="FRONT")
+        bpy.ops.view3d.view_selected()
 
 
 def register() -> None:

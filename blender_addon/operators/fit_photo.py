@@ -3,6 +3,7 @@
 
 # No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
 import os
+from collections.abc import Iterator
 
 import bpy
 from bpy_extras.io_utils import ImportHelper
@@ -12,7 +13,8 @@ from ..fit import pictures
 from ..fit.job import Fitted, Request, check_steps, fit_steps, is_applied, push_undo, revert
 from ..fit.status import Result
 from ..fit.target import target_objects, why_not
-from ..link.flow import Flow
+from ..link.client import Ticket
+from ..link.flow import Flow, Steps
 from ..link.pump import pump, redraw, scratch_folder, status
 from ..messages import RigError
 from ..preferences import blender_program, preferences
@@ -149,13 +151,13 @@ class RIGFIT_OT_fit_photo(bpy.types.Operator):
         pictures.forget(*PICTURES)
         context.window_manager.rigfit.rows.clear()
         # Begins the start of the backend, if need be, while the rig is read.
-        pump().client.submit("ping", {})
+        waking = pump().client.submit("ping", {})
         check = context.scene.rigfit.check
         owner = text(objects[0])
         board.title, board.done, board.total, board.text = "Fit from photo", 0, 0, "Reading the rig"
         board.work = pump().start(
             fit_steps(request, objects, folder, board),
-            lambda flow: _fit_over(flow, request, folder, owner, check),
+            lambda flow: _fit_over(flow, waking, request, folder, owner, check),
             board.say,
         )
         if bpy.app.background:
@@ -176,9 +178,12 @@ class RIGFIT_OT_fit_photo(bpy.types.Operator):
         return {"CANCELLED"}
 
 
-def _fit_over(flow: Flow, request: Request, folder: str, owner: str, check: bool) -> None:
+def _fit_over(flow: Flow, waking: Ticket, request: Request, folder: str, owner: str, check: bool) -> None:
     board = status()
     board.work = None
+    if flow.state == "cancelled":
+        # A backend that does not even answer this is ended like one that does not stop.
+        pump().client.cancel(waking)
     if flow.state == "failed":
         show_failure(flow.error)
         return
@@ -190,19 +195,27 @@ def _fit_over(flow: Flow, request: Request, folder: str, owner: str, check: bool
     session = bpy.context.window_manager.rigfit
     if session.strength != fitted.result.strength:
         session.strength = session.strength
-    for name, blob in (("photo", "photo_0"), ("landmarks", "landmarks_0")):
-        if blob in fitted.blobs:
-            pictures.show(name, fitted.blobs[blob])
-    session.picture = "landmarks"
-    fill_rows(fitted.result, owner)
-    if not check:
-        return
-    board.background_text = "Blender renders the check"
+    board.background_text = ""
     board.background = pump().start(
-        check_steps(request, fitted.result, folder),
+        _after_fit(fitted, request, folder, owner, check),
         lambda over: _check_over(over, fitted.result),
         lambda done, total, said: setattr(board, "background_text", said or board.background_text),
     )
+
+
+def _after_fit(fitted: Fitted, request: Request, folder: str, owner: str, check: bool) -> Steps:
+    """Pictures and list of the result, a little at a time, then the check; returns (Check, blobs) or None."""
+    for name, blob in (("photo", "photo_0"), ("landmarks", "landmarks_0")):
+        if blob in fitted.blobs:
+            pictures.show(name, fitted.blobs[blob])
+            yield None
+    bpy.context.window_manager.rigfit.picture = "landmarks"
+    yield from fill_rows(fitted.result, owner)
+    redraw()
+    if not check:
+        return None
+    yield 0, 0, "Blender renders the check"
+    return (yield from check_steps(request, fitted.result, folder))
 
 
 def _check_over(flow: Flow, result: Result) -> None:
@@ -213,7 +226,7 @@ def _check_over(flow: Flow, result: Result) -> None:
         result.check_trouble = error.message if isinstance(error, RigError) else f"The check failed: {error}"
         if not isinstance(error, RigError):
             show_failure(error)
-    elif flow.state == "done":
+    elif flow.state == "done" and flow.result is not None:
         result.check, blobs = flow.result
         if "render" in blobs:
             pictures.show("render", pictures.on_grey(blobs["render"]))
@@ -234,8 +247,8 @@ def show_failure(error: BaseException | None) -> None:
     status().fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
 
 
-def fill_rows(result: Result, owner: str) -> None:
-    """The list of parameters, the strongest of each group first."""
+def fill_rows(result: Result, owner: str) -> Iterator[None]:
+    """The list of parameters, the strongest of each group first; a few rows a step."""
     rows = bpy.context.window_manager.rigfit.rows
     rows.clear()
     rig = bpy.data.objects.get(owner)
@@ -248,6 +261,8 @@ def fill_rows(result: Result, owner: str) -> None:
         item.fitted = True
         if row.name in locks:
             item["locked"] = True
+        if len(rows) % 20 == 0:
+            yield
 
 
 class RIGFIT_OT_list_parameters(bpy.types.Operator):

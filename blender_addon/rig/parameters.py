@@ -593,7 +593,7 @@ def read_parameters(spec_path: str, objects: Sequence[str] | None = None) -> dic
     """
     document = read_spec(spec_path)
     here = {text(obj): obj for obj in bpy.context.scene.objects}
-    cache: dict[str, dict] = {}
+    cache: dict[str, dict[str, bpy.types.ShapeKey]] = {}
     values: dict[str, float] = {}
     left_out: list[dict[str, str]] = []
     for parameter in spec_parameters(document, spec_path):
@@ -603,9 +603,11 @@ def read_parameters(spec_path: str, objects: Sequence[str] | None = None) -> dic
             if obj is None or source.sign in found or (objects is not None and source.object not in objects):
                 continue
             if source.kind == "shape_key" and obj.type == "MESH":
-                blocks = cache.setdefault(source.object, key_blocks(obj))
-                if source.key in blocks:
-                    found[source.sign] = blocks[source.key].value
+                if source.object not in cache:
+                    cache[source.object] = key_blocks(obj)
+                block = cache[source.object].get(source.key or "")
+                if block is not None:
+                    found[source.sign] = block.value
             elif source.kind == "property":
                 owner = PropertyInput(obj, source.property or "", source.bone).owner
                 value = owner.get(source.property) if owner is not None else None
@@ -637,6 +639,7 @@ def hold(spec_path: str, names: Sequence[str]) -> list[Held]:
     """Everything that `apply_parameters` of these parameters would write, as it is now."""
     wanted = set(names)
     here = {text(obj): obj for obj in bpy.context.scene.objects}
+    blocks: dict[str, dict[str, bpy.types.ShapeKey]] = {}
     held: list[Held] = []
     for parameter in spec_parameters(read_spec(spec_path), spec_path):
         for source in parameter.sources if parameter.name in wanted else ():
@@ -644,7 +647,9 @@ def hold(spec_path: str, names: Sequence[str]) -> list[Held]:
             if obj is None:
                 continue
             if source.kind == "shape_key":
-                block = key_blocks(obj).get(source.key or "") if obj.type == "MESH" else None
+                if source.object not in blocks:
+                    blocks[source.object] = key_blocks(obj) if obj.type == "MESH" else {}
+                block = blocks[source.object].get(source.key or "")
                 if block is not None:
                     held.append(Held(source.object, source.key or "", block.value, block.mute))
             else:
