@@ -129,6 +129,7 @@ def test_cancel_while_the_landmarks_are_looked_for(backend, head):
             blender=str(BLENDER.path),
         )  # fmt: skip
         client.wait_for_progress("finding the face")
+        assert list(backend.temporary.glob("rigfit-backend-*/blender_*"))
         blenders = children(backend.pid)
         assert blenders
         began = time.monotonic()
@@ -159,6 +160,8 @@ def test_the_end_of_standard_input_while_blender_starts(head, tmp_path):
         assert backend.ended(3) == 0
         assert time.monotonic() - began < 1.5
         assert gone_within(1, blenders)
+        # What an ended Blender leaves is in the backend's own folder, which is gone.
+        assert list(backend.temporary.iterdir()) == []
 
 
 def test_the_default_head_is_described_once(backend):

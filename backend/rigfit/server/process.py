@@ -101,6 +101,9 @@ class _Process:
         # Everything temporary in one place: threads that are left behind do not clean up after themselves.
         self._folder = tempfile.mkdtemp(prefix="rigfit-backend-")
         tempfile.tempdir = self._folder
+        # Blenders that are ended leave theirs behind, too.
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            os.environ[name] = self._folder
 
     def watch(self, lifeline: int) -> None:
         """Wait for the end of standard input, then end the process, whatever its other threads do."""
