@@ -56,6 +56,10 @@ class Client(Protocol):
     """What a flow needs of `client.Client`."""
 
     @property
+    def state(self) -> str: ...
+    @property
+    def answering(self) -> bool: ...
+    @property
     def text(self) -> str: ...
     def submit(self, method: str, params: dict[str, Any]) -> Any: ...
     def cancel(self, ticket: Any) -> None: ...
@@ -137,12 +141,14 @@ class Flow:
             self._say(*asked)
 
     def _show_progress(self) -> bool:
-        """Tell how far the request is, if that is news: the link's own words until the backend works on it."""
+        """Tell how far the request is, if that is news: the link's own words while it is not ready or not answering."""
         assert self._ticket is not None
         assert self._call is not None
         told = self._ticket.progress if self._ticket.state == "running" else (0, 0, "")
-        if not told[2]:
-            told = (0, 0, (self._client.text if self._ticket.state == "waiting" else "") or self._call.text)
+        if self._client.state != "ready" or not self._client.answering:
+            told = (*told[:2], self._client.text)
+        elif not told[2]:
+            told = (0, 0, self._call.text)
         if told == self._told:
             return False
         self._told = told

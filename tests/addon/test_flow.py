@@ -26,6 +26,8 @@ class FakeTicket:
 
 class FakeClient:
     text = "Starting the backend"
+    state = "starting"
+    answering = False
 
     def __init__(self) -> None:
         self.tickets: list[FakeTicket] = []
@@ -79,12 +81,16 @@ def test_a_call_waits_for_its_ticket_and_gets_the_answer():
     assert told == [(0, 0, "Starting the backend")]
     assert not flow.advance(1.0), "nothing new is no reason to redraw"
     ticket = client.tickets[0]
-    ticket.state = "running"
+    client.state, client.answering = "ready", True
     assert flow.advance(1.0)
-    assert told[-1] == (0, 0, "Looking at the photo")
+    assert told[-1] == (0, 0, "Looking at the photo"), "it waits behind another request"
+    ticket.state = "running"
     ticket.progress = (2, 5, "solving")
     flow.advance(1.0)
     assert told[-1] == (2, 5, "solving")
+    client.answering, client.text = False, "Busy, not answering for 31 s"
+    flow.advance(1.0)
+    assert told[-1] == (2, 5, "Busy, not answering for 31 s")
     ticket.state, ticket.result, ticket.blobs = "done", {"value": 7}, {"photo": 1}
     flow.advance(1.0)
     assert (flow.state, flow.result) == ("done", (7, {"photo": 1}))

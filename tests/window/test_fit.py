@@ -331,11 +331,23 @@ def test_a_rig_that_cannot_be_written_has_a_remedy_to_click(window):
 def test_parameters_are_listed_with_what_the_photo_cannot_tell(window):
     make_ready(window)
     begin_fit(window)
-    window.wait_for(f"{STATUS}.result is not None", within_s=20)
-    window.run("bpy.context.window_manager.rigfit.only_unknown = False")
-    # Unfold the panel of the parameters: its header is clicked below the result.
-    window.run("bpy.context.scene.rigfit.check = False")
-    assert window.ask("sum(not row.known for row in bpy.context.window_manager.rigfit.rows)") > 5
+    window.wait_for(f"{STATUS}.result is not None and {STATUS}.background is None", within_s=20)
+    rows = "bpy.context.window_manager.rigfit.rows"
+    assert window.ask(f"sum(not row.known for row in {rows})") > 5
+    # The rows begin with the strongest expression: the open smile of the demo photo.
+    assert "Smile" in window.ask(f"{rows}[0].name") or "jaw" in window.ask(f"{rows}[0].name")
+    window.run("bpy.context.window_manager.rigfit.only_unknown = False; view3d()[1].tag_redraw()")
+    # The header of the list is the next thing below Keep and Revert.
+    keep = window.find(operator="rigfit.keep")
+    window.click((keep.x + 60, keep.centre[1] + 2 * keep.height - 10))
+    window.find(property="rigfit.only_unknown")
+    window.park()
+    window.ask("scroll('down', 300)")
+    time.sleep(0.3)
+    window.shot("panel_parameters", sidebar_only=True)
+    window.click(window.find(property="rigfit.only_unknown"))
+    window.wait_for("bpy.context.window_manager.rigfit.only_unknown")
+    window.click(window.find(property="rigfit.only_unknown"))
     window.click(window.find(operator="rigfit.keep"))
     window.wait_for(f"{STATUS}.result is None")
 
@@ -364,6 +376,8 @@ def test_disabling_the_addon_during_a_fit_ends_the_backend(window, tmp_path):
     assert window.backends() == {}
     window.run(f"bpy.ops.preferences.addon_enable(module={PACKAGE!r})")
     window.wait_for("hasattr(bpy.types.Scene, 'rigfit')")
+    # Blender forgets the preferences of an add-on that is disabled.
+    window.run(f"bpy.context.preferences.addons[{PACKAGE!r}].preferences.backend = {str(window.backend)!r}")
     make_ready(window)
     begin_fit(window)
     window.wait_for(f"{STATUS}.result is not None", within_s=COLD_START_S + 5)
