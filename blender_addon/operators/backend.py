@@ -22,7 +22,7 @@ def install_log() -> str:
 
 
 class RIGFIT_OT_install_backend(bpy.types.Operator):
-    """Install rigfit's backend into an environment of its own outside Blender: about 500 MB to download"""
+    """Install rigfit's backend into an environment of its own outside Blender: about 300 MB to download"""
 
     bl_idname = "rigfit.install_backend"
     bl_label = "Install Backend"
