@@ -18,7 +18,7 @@ PHOTO = Path(__file__).resolve().parents[2] / "backend" / "rigfit" / "assets" / 
 STATUS = "addon('link.pump').status()"
 TICK = "addon('link.pump').pump().longest_tick_s"
 CLIENT = "addon('link.pump').pump().client"
-KEYS = "{b.name: b.value for b in bpy.data.objects['Head'].data.shape_keys.key_blocks}"
+KEYS = "{b.name: b.value for b in bpy.data.objects['Head'].data.shape_keys.key_blocks[1:]}"
 
 # The figures of the project. A gap is a time in which Blender's main loop did not come round; what software OpenGL needs
 # to draw the window (a graphics card does it in a millisecond) is left out of it and printed.
