@@ -180,7 +180,12 @@ def check_steps(request: Request, result: Result, folder: str) -> Steps:
     document = read_spec(result.spec)
     names = {mesh["object"] for mesh in document["meshes"]}
     marks = mark([obj for obj in bpy.context.scene.objects if obj.name in names])
-    params = {"fit_id": result.fit_id, "values": result.values(result.strength), "gpu": request.gpu, "spec": result.spec}
+    params = {
+        "fit_id": result.fit_id,
+        "values": result.values(result.strength),
+        "gpu": request.gpu,
+        "spec": result.spec,
+    }
     params |= _copy_for_backend(marks, document, folder, request)
     answer = yield Call("verify", params, "Blender renders the check")
     percent = answer.result.get("landmark_error_percent")
