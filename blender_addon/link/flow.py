@@ -93,18 +93,16 @@ class Flow:
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def advance(self, budget_s: float) -> bool:
-        """Go on for about `budget_s` seconds; returns whether anything happened."""
+    def advance(self, budget_s: float) -> None:
+        """Go on for about `budget_s` seconds."""
         deadline = self._clock() + budget_s
-        moved = False
         while self.state == "running":
             if self._ticket is not None and not self._ticket.settled:
-                return self._show_progress() or moved
-            moved = True
+                self._show_progress()
+                return
             self._step()
             if self._clock() >= deadline:
-                break
-        return moved
+                return
 
     def cancel(self) -> None:
         """Stop at once: the backend is told, the generator closed."""
@@ -140,7 +138,7 @@ class Flow:
         elif isinstance(asked, tuple):
             self._say(*asked)
 
-    def _show_progress(self) -> bool:
+    def _show_progress(self) -> None:
         """Tell how far the request is, if that is news: the link's own words while it is not ready or not answering."""
         assert self._ticket is not None
         assert self._call is not None
@@ -149,8 +147,6 @@ class Flow:
             told = (*told[:2], self._client.text)
         elif not told[2]:
             told = (0, 0, self._call.text)
-        if told == self._told:
-            return False
-        self._told = told
-        self._say(*told)
-        return True
+        if told != self._told:
+            self._told = told
+            self._say(*told)

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -93,9 +94,18 @@ class Pump:
         over = [(flow, done) for flow, done in self._flows if flow.state != "running"]
         self._flows = [item for item in self._flows if item[0].state == "running"]
         for flow, done in over:
-            done(flow)
+            try:
+                done(flow)
+            except Exception as error:
+                self._defect(error)
         if over:
             redraw()
+
+    def _defect(self, error: Exception) -> None:
+        """Something of ours went wrong: say so and be ready for the next click; the timer must not die of it."""
+        traceback.print_exception(error)
+        self.status.work = self.status.background = None
+        self.status.fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
 
     @property
     def interval_s(self) -> float | None:
@@ -132,7 +142,11 @@ def status() -> Status:
 def _on_timer() -> float | None:
     if _pump is None:
         return None
-    _pump.tick()
+    try:
+        _pump.tick()
+    except Exception as error:
+        _pump.cancel_all()
+        _pump._defect(error)
     return _pump.interval_s
 
 

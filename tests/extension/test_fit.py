@@ -278,6 +278,22 @@ def test_a_killed_backend_is_an_error_and_the_next_fit_starts_another(head, phot
     assert pump.client.pid != first
 
 
+def test_a_defect_is_said_and_the_next_fit_works(head, photo, status, addon):
+    pump = addon("link.pump").pump()
+
+    def broken():
+        yield None
+
+    def after(flow):
+        raise ZeroDivisionError("of a test")
+
+    status.work = pump.start(broken(), after, status.say)
+    assert pump.run_until(lambda: status.work is None, 5)
+    assert status.error.kind == "defect"
+    assert "of a test" in status.error.message
+    assert fit(check=False) is None
+
+
 def test_report_names_versions_and_no_home(head, status, addon):
     status.fail(addon("messages").RigError("photo_missing", path=os.path.expanduser("~/secret/x.png")))
     text = addon("operators.backend").error_report()
