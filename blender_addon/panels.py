@@ -18,6 +18,7 @@ from .rig.parameters import key_blocks
 
 CATEGORY = "rigfit"
 ROWS = 6
+LEFT_OUT_LINES = 4
 
 
 def wrapped(layout: bpy.types.UILayout, context: bpy.types.Context, words: str, icon: str = "NONE") -> None:
@@ -244,6 +245,13 @@ class RIGFIT_PT_parameters(_Sidebar, bpy.types.Panel):
             known = len(result.rows) - result.unknown
             layout.label(text=f"The photo tells {known} of {len(result.rows)}")
             layout.prop(session, "only_unknown")
+        if result is not None and result.left_out:
+            count = len(result.left_out)
+            wrapped(layout, context, f"{count} key{'s' if count > 1 else ''} left out:", "INFO")
+            for line in result.left_out[:LEFT_OUT_LINES]:
+                wrapped(layout, context, line)
+            if count > LEFT_OUT_LINES:
+                layout.label(text=f"and {count - LEFT_OUT_LINES} more")
         layout.template_list("RIGFIT_UL_parameters", "", session, "rows", session, "row_index", rows=ROWS)
 
 

@@ -94,6 +94,7 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
         rows=rows,
         photos=photos,
         notes=[*document.get("warnings", []), *notes],
+        left_out=[f"{item['name']}: {item['reason']}" for item in document.get("left_out", [])],
         strength=request.strength,
     )
     # From here on without a pause: what was before is what the fit replaces, and the undo step belongs to the values.

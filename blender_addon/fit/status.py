@@ -50,7 +50,7 @@ class Result:
     """A fit that is applied to the rig and waits for Keep or Revert.
 
     fitted, before: by parameter name, what the fit wants and what the rig had. held: what puts the rig back exactly
-    (`rig.parameters.hold`). strength: how much of the fit is applied, 0…1. undone: the artist undid it with Ctrl-Z.
+    (`rig.parameters.hold`). left_out: keys that are no parameters, each with its reason. strength: how much of the fit is applied, 0…1. undone: the artist undid it with Ctrl-Z.
     """
 
     spec: str
@@ -62,6 +62,7 @@ class Result:
     rows: list[Row]
     photos: list[PhotoLine]
     notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     check: Check | None = None
     check_trouble: str = ""
     strength: float = 1.0

@@ -213,6 +213,36 @@ def test_rigs_that_cannot_be_written_and_their_remedies(head, photo, status, spo
     assert fit(check=False) is None
 
 
+def test_a_rig_whose_keys_are_all_driven(scene, photo, status):
+    bpy.ops.mesh.primitive_cube_add()
+    cube = bpy.context.object
+    cube.shape_key_add(name="Basis")
+    key = cube.shape_key_add(name="wide")
+    key.value = 0.0
+    key.driver_add("value").driver.expression = "0.5"
+    refused(None, "none can be moved freely", status)
+
+
+def test_an_override_is_refused_and_made_local(head, photo, status, tmp_path):
+    library = str(tmp_path / "library.blend")
+    bpy.data.libraries.write(library, {head})
+    bpy.ops.wm.read_homefile(use_empty=True, use_factory_startup=True)
+    scene = bpy.context.scene
+    scene.rigfit.photos.add().path = str(PHOTO)
+    with bpy.data.libraries.load(library, link=True) as (source, target):
+        target.objects = source.objects
+    scene.collection.objects.link(target.objects[0])
+    own = target.objects[0].override_create(remap_local_usages=True)
+    own.data.override_create(remap_local_usages=True)
+    bpy.context.view_layer.update()
+    own.select_set(True)
+    bpy.context.view_layer.objects.active = own
+    refused(own, "make it local", status)
+    assert bpy.ops.rigfit.remedy(remedy="make_local") == {"FINISHED"}
+    assert status.error is None, status.error
+    assert fit(check=False) is None
+
+
 def test_a_linked_rig_and_make_local(head, photo, status, tmp_path):
     library = str(tmp_path / "library.blend")
     bpy.data.libraries.write(library, {head})
@@ -315,8 +345,16 @@ def test_new_file_cancels_what_runs(head, photo, status, addon):
 
 
 def test_an_unknown_rig_of_several_meshes_gets_landmarks_and_moves_together(head, photo, status):
-    """Another rig than the default head: its landmarks are found on renders of a copy; a second mesh follows."""
-    head.data.shape_keys.key_blocks["jawOpen"].name = "mouth wide"
+    """Another rig than the default head: its landmarks are found on renders of a copy; a second mesh follows.
+
+    A driven key is left out and listed, a muted one is said and unmuted.
+    """
+    blocks = head.data.shape_keys.key_blocks
+    blocks["jawOpen"].name = "mouth wide"
+    blocks["tongueOut"].driver_add("value").driver.expression = "0.25"
+    blocks["mouthSmileRight"].mute = True
+    bpy.context.view_layer.update()
+    tongue = blocks["tongueOut"].value
     bpy.ops.mesh.primitive_uv_sphere_add(radius=0.004, location=(0.2, 0, 0))
     stone = bpy.context.view_layer.objects.active
     stone.shape_key_add(name="Basis")
@@ -332,7 +370,13 @@ def test_an_unknown_rig_of_several_meshes_gets_landmarks_and_moves_together(head
     wide = head.data.shape_keys.key_blocks["mouth wide"].value
     assert wide > 0.05
     assert stone.data.shape_keys.key_blocks["mouth wide"].value == wide
+    assert [line for line in result.left_out if line.startswith("tongueOut")]
+    assert "tongueOut" not in result.fitted
+    assert blocks["tongueOut"].value == tongue
+    assert [note for note in result.notes if "mouthSmileRight" in note and "muted" in note]
+    assert not blocks["mouthSmileRight"].mute
     bpy.ops.rigfit.revert()
+    assert blocks["mouthSmileRight"].mute
     assert stone.data.shape_keys.key_blocks["mouth wide"].value == 0.0
     # The second time it is known: no search for landmarks.
     assert fit(check=False) is None
