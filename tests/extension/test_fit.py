@@ -220,6 +220,7 @@ def test_a_rig_whose_keys_are_all_driven(scene, photo, status):
     key = cube.shape_key_add(name="wide")
     key.value = 0.0
     key.driver_add("value").driver.expression = "0.5"
+    bpy.context.view_layer.update()
     refused(None, "none can be moved freely", status)
 
 
