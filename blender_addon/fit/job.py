@@ -82,8 +82,6 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
         raise RigError("bad_answer", reason="it is about other parameters")
     status.say(1, 1, "Writing the values")
     yield None
-    _require_writable(marks)
-    yield None
     result = Result(
         spec=spec,
         fit_id=str(answer.result.get("fit_id", "")),
@@ -98,7 +96,7 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
         strength=request.strength,
     )
     # From here on without a pause: what was before is what the fit replaces, and the undo step belongs to the values.
-    require_unchanged(marks)
+    _require_writable(marks)
     result.before = {name: value for name, value in read_parameters(spec)["values"].items() if name in fitted}
     result.held = hold(spec, list(fitted))
     written = apply_parameters(spec, result.values(request.strength))

@@ -112,6 +112,8 @@ def test_a_lock_holds(head, photo, status):
     assert [lock.name for lock in head.rigfit_locks] == ["jawOpen"]
     assert fit(check=False) is None
     assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.9)
+    # The fit itself was made with the mouth at that, not only written without it.
+    assert bpy.context.window_manager.rigfit.rows["jawOpen"].value == pytest.approx(0.9)
     bpy.context.window_manager.rigfit.rows["jawOpen"].locked = False
     assert len(head.rigfit_locks) == 0
 
@@ -263,7 +265,28 @@ def test_a_linked_rig_and_make_local(head, photo, status, tmp_path):
     assert fit(check=False) is None
 
 
-def test_target_deleted_during_the_fit(head, photo, status, addon):
+def another_head(head):
+    """The head is replaced by its own copy under the same name: not what the fit was for."""
+    name, copy = head.name, head.copy()
+    copy.data = head.data.copy()
+    bpy.data.objects.remove(head)
+    copy.name = name
+    bpy.context.collection.objects.link(copy)
+
+
+def to_edit_mode(head):
+    bpy.ops.object.mode_set(mode="EDIT")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda head: bpy.data.objects.remove(head), "target_changed"),
+        (another_head, "target_changed"),
+        (to_edit_mode, "edit_mode"),
+    ],
+)
+def test_target_changed_during_the_fit(head, photo, status, addon, change, kind):
     pump = addon("link.pump").pump()
     module = addon("operators.fit_photo")
     request = module._request(bpy.context, head)
@@ -271,10 +294,13 @@ def test_target_deleted_during_the_fit(head, photo, status, addon):
     steps = addon("fit.job").fit_steps(request, [head], folder, status)
     flow = pump.start(steps, lambda flow: None, status.say)
     assert pump.run_until(lambda: pump.client.busy and flow._ticket is not None, 60)
-    bpy.data.objects.remove(head)
+    change(head)
     assert pump.run_until(lambda: flow.state != "running", 60)
     assert flow.state == "failed"
-    assert flow.error.kind == "target_changed"
+    assert flow.error.kind == kind
+    assert status.result is None
+    for obj in bpy.context.scene.objects:
+        assert max(key_values(obj).values()) == 0.0
 
 
 def test_cancel_writes_nothing_and_the_next_fit_works(head, photo, status, addon):
