@@ -12,7 +12,7 @@ from .fit.status import Result, Status, verdict
 from .fit.target import has_keys, target_objects
 from .link.pump import pump, status
 from .messages import RigError
-from .operators.fit_photo import REMEDIES
+from .operators.remedy import REMEDIES
 from .preferences import NOT_INSTALLED, backend_summary
 from .rig.parameters import key_blocks
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 
 # Order matters: unregistered in reverse.
-MODULES: tuple[str, ...] = ("export_rig", "fit_photo", "default_head", "backend")
+MODULES: tuple[str, ...] = ("export_rig", "photos", "fit_photo", "remedy", "default_head", "backend")
 
 
 def register() -> None:

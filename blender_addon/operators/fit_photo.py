@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fit from photo: the photos, the fit, cancel, keep, revert, and the remedies for what stands in its way."""
+"""Fit from photo: the button, cancel, keep, revert, and what the panel gets of a result."""
 
 # No `from __future__ import annotations`: Blender reads the properties from the annotations themselves.
-import os
 from collections.abc import Iterator
 
 import bpy
-from bpy_extras.io_utils import ImportHelper
 
 from ..compat import text
 from ..fit import pictures
@@ -21,80 +19,8 @@ from ..preferences import blender_program, preferences
 from ..properties import locks_of
 from ..rig.parameters import discover
 
-# What the backend reads; the file dialog shows these, and these can be dropped on the sidebar.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif")
 PICTURES = ("photo", "landmarks", "render", "over")
 BACKGROUND_TIMEOUT_S = 900.0
-
-
-# --- photos -------------------------------------------------------------------------------------------------------------
-
-
-class RIGFIT_OT_add_photos(bpy.types.Operator, ImportHelper):
-    """Add photos of one person"""
-
-    bl_idname = "rigfit.add_photos"
-    bl_label = "Add Photos"
-    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012  Blender wants plain sets
-
-    filter_glob: bpy.props.StringProperty(default=";".join("*" + s for s in SUFFIXES), options={"HIDDEN"})
-    directory: bpy.props.StringProperty(subtype="DIR_PATH", options={"HIDDEN", "SKIP_SAVE"})
-    files: bpy.props.CollectionProperty(type=bpy.types.OperatorFileListElement, options={"HIDDEN", "SKIP_SAVE"})
-
-    def invoke(self, context: bpy.types.Context, event: bpy.types.Event) -> set[str]:
-        if self.files and any(item.name for item in self.files):  # dropped: the names are here already
-            return self.execute(context)
-        return super().invoke(context, event)
-
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        named = [os.path.join(self.directory, item.name) for item in self.files if item.name]
-        settings = context.scene.rigfit
-        there = {bpy.path.abspath(photo.path) for photo in settings.photos}
-        added = 0
-        for path in named or [self.filepath]:
-            if os.path.isfile(path) and path not in there:
-                settings.photos.add().path = path
-                added += 1
-        settings.photo_index = max(len(settings.photos) - 1, 0)
-        if not added:
-            self.report({"WARNING"}, "No new photo was chosen: choose files, not a folder.")
-            return {"CANCELLED"}
-        redraw()
-        return {"FINISHED"}
-
-
-class RIGFIT_OT_remove_photo(bpy.types.Operator):
-    """Take the chosen photo off the list; the file stays"""
-
-    bl_idname = "rigfit.remove_photo"
-    bl_label = "Remove Photo"
-    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012
-
-    @classmethod
-    def poll(cls, context: bpy.types.Context) -> bool:
-        return len(context.scene.rigfit.photos) > 0
-
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        settings = context.scene.rigfit
-        settings.photos.remove(min(settings.photo_index, len(settings.photos) - 1))
-        settings.photo_index = max(settings.photo_index - 1, 0)
-        return {"FINISHED"}
-
-
-class RIGFIT_FH_photos(bpy.types.FileHandler):
-    """Photos that are dropped on the sidebar join the list"""
-
-    bl_idname = "RIGFIT_FH_photos"
-    bl_label = "rigfit photos"
-    bl_import_operator = "rigfit.add_photos"
-    bl_file_extensions = ";".join(SUFFIXES)
-
-    @classmethod
-    def poll_drop(cls, context: bpy.types.Context) -> bool:
-        return context.area is not None and context.area.type == "VIEW_3D"
-
-
-# --- the fit --------------------------------------------------------------------------------------------------------------
 
 
 def _request(context: bpy.types.Context, first: bpy.types.Object) -> Request:
@@ -384,98 +310,15 @@ class RIGFIT_OT_enlarge(bpy.types.Operator):
         return {"FINISHED"}
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------------
-
-
-class RIGFIT_OT_dismiss(bpy.types.Operator):
-    """Close the message"""
-
-    bl_idname = "rigfit.dismiss"
-    bl_label = "Dismiss"
-
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        status().clear_error()
-        redraw()
-        return {"FINISHED"}
-
-
-# Names for the button of each remedy in rig.checks.
-REMEDIES = {
-    "make_local": "Make Local",
-    "make_single_user": "Make Single User",
-    "object_mode": "Go to Object Mode",
-    "relative_keys": "Make the Keys Relative",
-    "unpin": "Release the Pinned Key",
-    "show": "Show the Object",
-}
-
-
-class RIGFIT_OT_remedy(bpy.types.Operator):
-    """Do what the message proposes"""
-
-    bl_idname = "rigfit.remedy"
-    bl_label = "Mend It"
-    bl_options = {"REGISTER", "UNDO"}  # noqa: RUF012
-
-    remedy: bpy.props.EnumProperty(items=[(key, name, "") for key, name in REMEDIES.items()], options={"HIDDEN"})
-
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        board = status()
-        try:
-            objects = target_objects(context)
-            for obj in objects:
-                if any(reason.remedy == self.remedy for reason in why_not([obj])):
-                    _mend(context, obj, self.remedy)
-        except RigError as error:
-            board.fail(error)
-            return {"CANCELLED"}
-        except RuntimeError as error:
-            self.report({"WARNING"}, " ".join(str(error).split()))
-            return {"CANCELLED"}
-        board.clear_error()
-        left = why_not(objects)
-        if left:
-            board.fail(left[0].error(), left[0].remedy)
-        redraw()
-        return {"FINISHED"}
-
-
-def _mend(context: bpy.types.Context, obj: bpy.types.Object, remedy: str) -> None:
-    keys = obj.data.shape_keys
-    if remedy == "make_local":
-        obj.make_local()
-        obj.data.make_local()
-        if obj.data.shape_keys is not None and obj.data.shape_keys.library is not None:
-            obj.data.shape_keys.make_local()
-    elif remedy == "make_single_user":
-        obj.data = obj.data.copy()
-    elif remedy == "object_mode":
-        with context.temp_override(active_object=obj, object=obj):
-            bpy.ops.object.mode_set(mode="OBJECT")
-    elif remedy == "relative_keys" and keys is not None:
-        keys.use_relative = True
-    elif remedy == "unpin":
-        obj.show_only_shape_key = False
-    elif remedy == "show":
-        obj.hide_set(False)
-        obj.hide_viewport = False
-    context.view_layer.update()
-
-
 # --- registration -----------------------------------------------------------------------------------------------------------
 
 CLASSES = (
-    RIGFIT_OT_add_photos,
-    RIGFIT_OT_remove_photo,
-    RIGFIT_FH_photos,
     RIGFIT_OT_fit_photo,
     RIGFIT_OT_list_parameters,
     RIGFIT_OT_cancel,
     RIGFIT_OT_keep,
     RIGFIT_OT_revert,
     RIGFIT_OT_enlarge,
-    RIGFIT_OT_dismiss,
-    RIGFIT_OT_remedy,
 )
 
 _keymap: list[tuple[bpy.types.KeyMap, bpy.types.KeyMapItem]] = []

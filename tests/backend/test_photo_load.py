@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import photos
@@ -430,3 +432,14 @@ def test_unbelievable_focal_lengths_are_unknown(tmp_path):
     assert focal(tmp_path, FocalLengthIn35mmFilm=60000) is None
     assert focal(tmp_path, FocalLength=85.0) is None
     assert focal(tmp_path, FocalLength=85.0, FocalPlaneXResolution=1e-6, FocalPlaneResolutionUnit=3) is None
+
+
+def test_blenders_file_dialog_offers_what_is_read():
+    """The add-on's list stands in its own code; read here without importing bpy."""
+    source = Path(__file__).resolve().parents[2] / "blender_addon" / "operators" / "photos.py"
+    offered = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SUFFIXES"
+    )
+    assert set(offered) == set(SUPPORTED_SUFFIXES)
