@@ -587,7 +587,7 @@ def _collect(rig: _Rig, loan: _Loan, measured: set[str], size: float) -> Generat
                 rig.put(parameter, parameter.default)
 
     for done, parameter in enumerate(rig.moving):
-        yield done, len(rig.moving), f"Reading {parameter.name}"
+        yield done, len(rig.moving), "Reading the rig"
         loan.check()
         name, moved = parameter.name, rig.moved_meshes(parameter)
         by_evaluation = [
