@@ -95,13 +95,13 @@ def fit_steps(request: Request, objects: Sequence[bpy.types.Object], folder: str
         left_out=[f"{item['name']}: {item['reason']}" for item in document.get("left_out", [])],
         strength=request.strength,
     )
-    # From here on without a pause: what was before is what the fit replaces, and the undo step belongs to the values.
+    # From here on without a pause: what was before is what the fit replaces, the undo step belongs to the values, and a
+    # fit that was cancelled wrote nothing.
     _require_writable(marks)
     result.before = {name: value for name, value in read_parameters(spec)["values"].items() if name in fitted}
     result.held = hold(spec, list(fitted))
     written = apply_parameters(spec, result.values(request.strength))
     push_undo(UNDO_NAME)
-    yield None
     result.notes += written["warnings"]
     result.seconds = time.perf_counter() - started
     return Fitted(result, answer.blobs)
