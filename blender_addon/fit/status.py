@@ -103,7 +103,6 @@ class Status:
     error: RigError | None = None
     remedy: str = ""
     result: Result | None = None
-    backend_version: str = ""
 
     def say(self, done: int, total: int, text: str) -> None:
         self.done, self.total = done, total

@@ -56,10 +56,6 @@ class Pump:
         for flow, _ in list(self._flows):
             self.cancel(flow)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._flows)
-
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:

@@ -19,6 +19,7 @@ import bpy
 import numpy as np
 
 from ..messages import RigError
+from .steps import run_through
 
 SCHEMA = "rigfit.head/1"
 NAME_BYTES = 63
@@ -58,12 +59,7 @@ def build_default_head(description_path: str | os.PathLike[str]) -> bpy.types.Ob
 
     Raises RigError (kind `bad_head_description`) before anything is added to the file.
     """
-    steps = build_steps(description_path)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return run_through(build_steps(description_path))
 
 
 def build_steps(description_path: str | os.PathLike[str]) -> Generator[tuple[int, int, str], None, bpy.types.Object]:

@@ -30,6 +30,7 @@ from .checks import require, why_not_readable, why_not_writable
 from .drivers import KeyInput, PropertyInput, all_inputs, describe, driven_keys, inputs
 from .names import PARTS, part_of
 from .parameters import SCHEMA, Discovery, Parameter, discover, key_blocks, resolve_objects, rig_notes, set_key_value
+from .steps import run_through
 
 PART_ATTRIBUTE = "rigfit_part"
 Progress = Callable[[int, int, str], None]
@@ -105,13 +106,7 @@ def export_rig(
     loan: _Loan = next(steps)  # type: ignore[assignment]
     # Held all the way, so that the steps do not give the rig back to the artist between two evaluations.
     with loan.taken():
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                return end.value
-            if progress is not None:
-                progress(*step)
+        return run_through(steps, None if progress is None else lambda step: progress(*step))
 
 
 def export_steps(
@@ -974,12 +969,7 @@ def _entry(parameter: Parameter, shape: int | None, negative_shape: int | None) 
 
 def compute_rig_hash(parameters: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any], rows: Sequence[Rows]) -> str:
     """The twin of `rigfit.rig.spec.compute_rig_hash`; the add-on cannot import the backend. A test compares the two."""
-    steps = _hash_steps(parameters, arrays, rows)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return run_through(_hash_steps(parameters, arrays, rows))
 
 
 def _hash_steps(
