@@ -141,9 +141,4 @@ def _look_for_backend() -> str:
     return "installed" if own else start[0]
 
 
-def register() -> None:
-    bpy.utils.register_class(RIGFIT_AP_preferences)
-
-
-def unregister() -> None:
-    bpy.utils.unregister_class(RIGFIT_AP_preferences)
+register, unregister = bpy.utils.register_classes_factory((RIGFIT_AP_preferences,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import bpy
 import numpy as np
 
-from ..link.flow import Answer, Call
+from ..link.flow import Call, Steps
 from ..messages import RigError
 from ..rig.export import export_steps
 from ..rig.parameters import apply_parameters, hold, put_back, read_parameters, read_spec, spec_parameters
@@ -22,8 +22,6 @@ from .target import Mark, mark, require_unchanged, why_not
 
 GROUPS = {"both": ("identity", "expression"), "identity": ("identity",), "expression": ("expression",)}
 UNDO_NAME = "Fit from Photo"
-
-Steps = Generator[Any, Answer, Any]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +115,16 @@ class Status:
         if self.total <= 0:
             return 0.05
         return min(max(self.done / self.total, 0.05), 1.0)
+
+    def begin(self, title: str, text: str, total: int = 0) -> None:
+        """Work begins: what it is called and what it does first; the message of the last one goes."""
+        self.clear_error()
+        self.title, self.done, self.total, self.text = title, 0, total, text
+
+    def fail_by_defect(self, error: BaseException | None) -> None:
+        """Something of ours went wrong: a sentence for the panel, the traceback for the console."""
+        traceback.print_exception(error)
+        self.fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
 
     def fail(self, error: RigError, remedy: str = "") -> None:
         self.error, self.remedy = error, remedy

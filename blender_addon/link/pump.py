@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import os
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -99,9 +98,8 @@ class Pump:
 
     def _defect(self, error: Exception) -> None:
         """Something of ours went wrong: say so and be ready for the next click; the timer must not die of it."""
-        traceback.print_exception(error)
         self.status.work = self.status.background = None
-        self.status.fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
+        self.status.fail_by_defect(error)
 
     @property
     def interval_s(self) -> float | None:

@@ -45,7 +45,7 @@ class RIGFIT_OT_install_backend(bpy.types.Operator):
             return {"CANCELLED"}
         pump().client.stop()
         plan = Plan(wheel, candidate_pythons(sys.executable), addon_version(), install_log())
-        board.title, board.done, board.total, board.text = "Installing the backend", 0, 20, "Looking for Python 3.11"
+        board.begin("Installing the backend", "Looking for Python 3.11", total=20)
         board.work = pump().start(install_steps(plan), _installed, board.say)
         if not bpy.app.background:
             redraw()
@@ -134,11 +134,4 @@ CLASSES = (
 )
 
 
-def register() -> None:
-    for cls in CLASSES:
-        bpy.utils.register_class(cls)
-
-
-def unregister() -> None:
-    for cls in reversed(CLASSES):
-        bpy.utils.unregister_class(cls)
+register, unregister = bpy.utils.register_classes_factory(CLASSES)

@@ -24,8 +24,7 @@ class RIGFIT_OT_add_default_head(bpy.types.Operator):
 
     def execute(self, context: bpy.types.Context) -> set[str]:
         board = status()
-        board.clear_error()
-        board.title, board.done, board.total, board.text = "Default head", 0, 0, "Preparing the default head"
+        board.begin("Default head", "Preparing the default head")
         board.work = pump().start(_head_steps(), _head_over, board.say)
         if not bpy.app.background:
             redraw()
@@ -78,9 +77,4 @@ def _show_from_the_front() -> None:
         bpy.ops.view3d.view_selected()
 
 
-def register() -> None:
-    bpy.utils.register_class(RIGFIT_OT_add_default_head)
-
-
-def unregister() -> None:
-    bpy.utils.unregister_class(RIGFIT_OT_add_default_head)
+register, unregister = bpy.utils.register_classes_factory((RIGFIT_OT_add_default_head,))

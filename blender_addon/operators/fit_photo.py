@@ -55,32 +55,29 @@ class RIGFIT_OT_fit_photo(bpy.types.Operator):
         return True
 
     def execute(self, context: bpy.types.Context) -> set[str]:
-        board = status()
+        board, remedy = status(), ""
         board.clear_error()
         try:
             objects = target_objects(context)
             reasons = why_not(objects)
             if reasons:
-                board.fail(reasons[0].error(), reasons[0].remedy)
+                remedy = reasons[0].remedy
                 raise reasons[0].error()
             request = _request(context, objects[0])
             folder = scratch_folder()
         except RigError as error:
-            if board.error is None:
-                board.fail(error)
+            board.fail(error, remedy)
             redraw()
             # In the window the panel shows it, in background an error stops the script.
             self.report({"ERROR" if bpy.app.background else "WARNING"}, error.message)
             return {"CANCELLED"}
-        pump().cancel(board.background)
-        board.result = None
-        pictures.forget(*PICTURES)
+        put_away_result()
         context.window_manager.rigfit.rows.clear()
         # Begins the start of the backend, if need be, while the rig is read.
         waking = pump().client.submit("ping", {})
         check = context.scene.rigfit.check
         owner = text(objects[0])
-        board.title, board.done, board.total, board.text = "Fit from photo", 0, 0, "Reading the rig"
+        board.begin("Fit from photo", "Reading the rig")
         board.work = pump().start(
             fit_steps(request, objects, folder, board),
             lambda flow: _fit_over(flow, waking, request, folder, owner, check),
@@ -161,16 +158,20 @@ def _check_over(flow: Flow, result: Result) -> None:
         bpy.context.window_manager.rigfit.picture = "render"
 
 
+def put_away_result() -> None:
+    """The result is kept, reverted or followed by another fit: its check ends and its pictures go."""
+    pump().cancel(status().background)
+    status().result = None
+    pictures.forget(*PICTURES)
+
+
 def show_failure(error: BaseException | None) -> None:
     """An error of a flow in the panel; a defect also goes to the console with its traceback."""
     if isinstance(error, RigError):
         remedy = "install" if error.kind in ("backend_missing", "backend_not_there") else ""
         status().fail(error, remedy)
         return
-    import traceback
-
-    traceback.print_exception(error)
-    status().fail(RigError("defect", reason=f"{type(error).__name__}: {error}"))
+    status().fail_by_defect(error)
 
 
 def fill_rows(result: Result, owner: str) -> Iterator[None]:
@@ -249,12 +250,10 @@ class RIGFIT_OT_keep(_OnResult, bpy.types.Operator):
     bl_options = {"REGISTER"}  # noqa: RUF012
 
     def execute(self, context: bpy.types.Context) -> set[str]:
-        board = status()
-        pump().cancel(board.background)
-        if board.result is not None and board.result.strength != 1.0:
+        result = status().result
+        if result is not None and result.strength != 1.0:
             push_undo("Fit Strength")
-        board.result = None
-        pictures.forget(*PICTURES)
+        put_away_result()
         redraw()
         return {"FINISHED"}
 
@@ -276,9 +275,7 @@ class RIGFIT_OT_revert(_OnResult, bpy.types.Operator):
             board.fail(error)
             self.report({"WARNING"}, error.message)
             return {"CANCELLED"}
-        pump().cancel(board.background)
-        board.result = None
-        pictures.forget(*PICTURES)
+        put_away_result()
         if lost:
             self.report({"WARNING"}, f"No longer there: {', '.join(lost[:5])}")
         redraw()

@@ -84,11 +84,4 @@ class RIGFIT_FH_photos(bpy.types.FileHandler):
 CLASSES = (RIGFIT_OT_add_photos, RIGFIT_OT_remove_photo, RIGFIT_FH_photos)
 
 
-def register() -> None:
-    for cls in CLASSES:
-        bpy.utils.register_class(cls)
-
-
-def unregister() -> None:
-    for cls in reversed(CLASSES):
-        bpy.utils.unregister_class(cls)
+register, unregister = bpy.utils.register_classes_factory(CLASSES)

@@ -89,11 +89,4 @@ def _mend(context: bpy.types.Context, obj: bpy.types.Object, remedy: str) -> Non
 CLASSES = (RIGFIT_OT_dismiss, RIGFIT_OT_remedy)
 
 
-def register() -> None:
-    for cls in CLASSES:
-        bpy.utils.register_class(cls)
-
-
-def unregister() -> None:
-    for cls in reversed(CLASSES):
-        bpy.utils.unregister_class(cls)
+register, unregister = bpy.utils.register_classes_factory(CLASSES)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import runs
 
 from blender_addon.link import session
 from blender_addon.link.client import Client, Launch, Ticket
@@ -37,19 +38,6 @@ QUICK = Limits(
     stop_s=0.4,
     lost_s=0.2,
 )
-
-
-def runs(pid: int) -> bool:
-    """Whether the process runs; one that nobody has collected yet does not."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return not os.path.isdir("/proc/self")
-    return state not in "ZX"
 
 
 class Desk:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import runs
 
 from blender_addon.link import process as module
 from blender_addon.link.process import (
@@ -40,19 +41,6 @@ def until(happened, timeout_s: float = 8.0):
             return value
         time.sleep(0.005)
     raise AssertionError("it did not happen")
-
-
-def runs(pid: int) -> bool:
-    """Whether the process runs; one that nobody has collected yet does not."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return not os.path.isdir("/proc/self")
-    return state not in "ZX"
 
 
 @pytest.fixture
