@@ -182,14 +182,22 @@ def fill_rows(result: Result, owner: str) -> Iterator[None]:
     locks = locks_of(rig) if rig is not None else frozenset()
     order = {"expression": 0, "identity": 1, "pose": 2, "appearance": 3}
     for row in sorted(result.rows, key=lambda r: (order.get(r.group, 4), not r.identifiable, -abs(r.value), r.name)):
-        item = rows.add()
-        item.name, item.group, item.owner = row.name, row.group, owner
+        item = _add_row(rows, row.name, row.group, owner, locks)
         item.value, item.standard_deviation, item.known = row.value, row.standard_deviation, row.identifiable
         item.fitted = True
-        if row.name in locks:
-            item["locked"] = True
         if len(rows) % 20 == 0:
             yield
+
+
+def _add_row(
+    rows: bpy.types.bpy_prop_collection, name: str, group: str, owner: str, locks: frozenset[str]
+) -> bpy.types.PropertyGroup:
+    item = rows.add()
+    item.name, item.group, item.owner = name, group, owner
+    if name in locks:
+        # Past the property's own setter, which would write the lock to the rig again.
+        item["locked"] = True
+    return item
 
 
 class RIGFIT_OT_list_parameters(bpy.types.Operator):
@@ -211,10 +219,7 @@ class RIGFIT_OT_list_parameters(bpy.types.Operator):
         rows.clear()
         locks = locks_of(objects[0])
         for parameter in found.parameters:
-            item = rows.add()
-            item.name, item.group, item.owner, item.known = parameter.name, parameter.group, text(objects[0]), True
-            if parameter.name in locks:
-                item["locked"] = True
+            _add_row(rows, parameter.name, parameter.group, text(objects[0]), locks).known = True
         return {"FINISHED"}
 
 

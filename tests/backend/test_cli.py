@@ -67,15 +67,15 @@ def test_every_command_has_help(rigfit):
         assert "Usage" in out
 
 
+def fit_of(folder):
+    """The command line of a fit of `photo_of_mask`, without --out."""
+    return ("fit", folder / "photo.png", "--rig", folder / "rig.npz", "--landmarks", folder / "points.json")
+
+
 def test_fit_with_a_landmark_file_needs_no_blender_and_finds_the_face(rigfit, photo_of_mask):
     folder, spec, truth = photo_of_mask
     code, out, err = rigfit(
-        "fit",
-        folder / "photo.png",
-        "--rig",
-        folder / "rig.npz",
-        "--landmarks",
-        folder / "points.json",
+        *fit_of(folder),
         "--out",
         folder / "out",
     )
@@ -94,12 +94,7 @@ def test_fit_with_a_landmark_file_needs_no_blender_and_finds_the_face(rigfit, ph
 def test_locks_and_solve(rigfit, photo_of_mask):
     folder, _, _ = photo_of_mask
     base = (
-        "fit",
-        folder / "photo.png",
-        "--rig",
-        folder / "rig.npz",
-        "--landmarks",
-        folder / "points.json",
+        *fit_of(folder),
         "--out",
         folder / "out",
     )
@@ -153,12 +148,7 @@ def test_an_unwritable_output_folder_is_said_before_the_work(rigfit, photo_of_ma
     folder, _, _ = photo_of_mask
     (folder / "taken").write_text("a file")
     code, _, err = rigfit(
-        "fit",
-        folder / "photo.png",
-        "--rig",
-        folder / "rig.npz",
-        "--landmarks",
-        folder / "points.json",
+        *fit_of(folder),
         "--out",
         folder / "taken",
     )
@@ -185,12 +175,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(rigfit, photo_of_mask, monkeypatc
 
     monkeypatch.setattr("rigfit.fitting.run.fit_seen_faces", interrupted)
     code, _, err = rigfit(
-        "fit",
-        folder / "photo.png",
-        "--rig",
-        folder / "rig.npz",
-        "--landmarks",
-        folder / "points.json",
+        *fit_of(folder),
         "--out",
         folder / "out",
     )
