@@ -194,9 +194,7 @@ def _add_row(
 ) -> bpy.types.PropertyGroup:
     item = rows.add()
     item.name, item.group, item.owner = name, group, owner
-    if name in locks:
-        # Past the property's own setter, which would write the lock to the rig again.
-        item["locked"] = True
+    item.locked = name in locks
     return item
 
 

@@ -112,6 +112,7 @@ def test_a_lock_holds(head, photo, status):
     assert [lock.name for lock in head.rigfit_locks] == ["jawOpen"]
     assert fit(check=False) is None
     assert head.data.shape_keys.key_blocks["jawOpen"].value == pytest.approx(0.9)
+    assert bpy.context.window_manager.rigfit.rows["jawOpen"].locked
     # The fit itself was made with the mouth at that, not only written without it.
     assert bpy.context.window_manager.rigfit.rows["jawOpen"].value == pytest.approx(0.9)
     bpy.context.window_manager.rigfit.rows["jawOpen"].locked = False
